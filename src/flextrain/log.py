@@ -1,0 +1,26 @@
+"""Logs that say which rank speaks: `12:04:31 rank 2 | text`, and on one process just the text's time."""
+
+import logging
+import os
+import sys
+
+from flextrain.world import World
+
+
+def get_logger(name: str) -> logging.Logger:
+    """A logger below `flextrain`; quiet until `setup` or the user's own logging configuration speaks."""
+    return logging.getLogger(name if name.startswith("flextrain") else f"flextrain.{name}")
+
+
+def setup(world: World | None = None, level: str | None = None) -> None:
+    """Log to stderr with the rank in front; ranks above 0 only from warnings up. FLEXTRAIN_LOG sets the level."""
+    world = world or World()
+    root = logging.getLogger("flextrain")
+    root.handlers.clear()
+    prefix = f"rank {world.rank} | " if world.size > 1 else ""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", datefmt="%H:%M:%S"))
+    root.addHandler(handler)
+    root.propagate = False
+    default = "INFO" if world.is_main else "WARNING"
+    root.setLevel((level or os.environ.get("FLEXTRAIN_LOG") or default).upper())

@@ -1,0 +1,199 @@
+"""One Store over a local folder, S3, GCS and Azure (obstore): whole objects, ranges, and create-if-absent as the commit."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, MemoryStore, from_url
+
+from flextrain.errors import AlreadyExists, StorageError
+
+REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "memory")
+DOWNLOAD_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object: key relative to its store, size in bytes, time of last change (UTC)."""
+
+    key: str
+    size_bytes: int
+    modified: datetime
+
+
+class Store:
+    """Objects below one URL. Keys are relative paths with `/`; an object appears whole or not at all.
+
+    Every method raises StorageError, naming URL and remedy, where the backend fails; `get`, `get_range` and
+    `download` raise it with `number=2` where the object does not exist.
+    """
+
+    def __init__(self, url: str, backend: Any = None, prefix: str = "", folder: Path | None = None) -> None:
+        """`backend` is an obstore store, or None for a local `folder`, which only the first `put` creates."""
+        self.url, self._prefix, self._folder = url.rstrip("/"), prefix, folder
+        self._remote = backend
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def child(self, prefix: str) -> "Store":
+        """The store below `prefix`."""
+        return Store(f"{self.url}/{prefix}", self._remote, self._key(prefix), self._folder)
+
+    @property
+    def local_root(self) -> Path | None:
+        """The folder, where this store is one."""
+        return self._folder / self._prefix if self._folder else None
+
+    def url_of(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+    def put(self, key: str, data: bytes | bytearray | memoryview | Path, *, create: bool = False) -> None:
+        """Write an object; with `create`, raise AlreadyExists where there is one (exactly one of many writers wins)."""
+        with self._explain(key):
+            if self._folder:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            obstore.put(self._backend, self._key(key), data, **({"mode": "create"} if create else {}))
+
+    def get(self, key: str) -> bytes:
+        with self._explain(key):
+            return bytes(obstore.get(self._backend, self._key(key)).bytes())
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        """`length` bytes from offset `start`; raises StorageError where the object is shorter."""
+        with self._explain(key):
+            view = memoryview(obstore.get_range(self._backend, self._key(key), start=start, length=length))
+        if len(view) != length:
+            raise StorageError(
+                f"{self.url_of(key)} ends before byte {start + length}",
+                number=3,
+                remedy="the object is truncated; restore it or use an older one",
+            )
+        return view
+
+    def size(self, key: str) -> int | None:
+        """Bytes of an object, or None where it does not exist."""
+        try:
+            with self._explain(key):
+                return int(obstore.head(self._backend, self._key(key))["size"])
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        """Every object below `prefix` (whole path segments), sorted by key."""
+        if self._folder and not self._folder.is_dir():
+            return []
+        with self._explain(prefix):
+            rows = [row for page in obstore.list(self._backend, self._key(prefix) or None) for row in page]
+        start = len(self._prefix) + 1 if self._prefix else 0
+        return sorted(
+            (Entry(row["path"][start:], row["size"], row["last_modified"]) for row in rows), key=lambda e: e.key
+        )
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those already gone are no error."""
+        for key in keys:
+            try:
+                with self._explain(key):
+                    obstore.delete(self._backend, self._key(key))
+            except StorageError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+
+    def download(self, key: str, path: Path) -> None:
+        """Copy an object to a local file, whole or not at all; memory stays at one chunk."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            with self._explain(key), partial.open("wb") as file:
+                for chunk in obstore.get(self._backend, self._key(key)).stream(min_chunk_size=DOWNLOAD_CHUNK_BYTES):
+                    file.write(chunk)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @property
+    def _backend(self) -> Any:
+        return LocalStore(self._folder) if self._folder else self._remote
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}".strip("/") if self._prefix else key
+
+    @contextmanager
+    def _explain(self, key: str) -> Iterator[None]:
+        where = self.url_of(key) if key else self.url
+        try:
+            yield
+        except AlreadyExistsError as error:
+            raise AlreadyExists(f"{where} exists already", number=1) from error
+        except FileNotFoundError as error:
+            remedy = "check the URL and that the bucket exists" if "://" in self.url else "check the path"
+            raise StorageError(f"{where} does not exist", number=2, remedy=remedy) from error
+        except (BaseError, OSError, ValueError) as error:
+            if self._folder and not self._folder.exists():
+                raise StorageError(f"{where} does not exist", number=2, remedy="check the path") from FileNotFoundError(
+                    where
+                )
+            reason = str(error).split("\n")[0][:300]
+            raise StorageError(f"{where}: {reason}", number=4, remedy=_remedy(reason)) from error
+
+
+def _remedy(reason: str) -> str:
+    text = reason.lower()
+    if "no space" in text:
+        return "free some disk space or point main.output_dir / checkpoint.storage elsewhere"
+    if "nosuchbucket" in text or "bucket does not exist" in text or "404" in text:
+        return "create the bucket or correct its name"
+    if any(word in text for word in ("credential", "403", "401", "denied", "unauth")):
+        return "check the credentials and that they may read and write there"
+    return "check the URL, the network and the permissions; then run again"
+
+
+def open_store(url: str | Path) -> Store:
+    """The store at a folder or `s3://`, `gs://`, `az://`, `memory://` URL. Nothing is contacted yet.
+
+    S3 takes credentials as boto3 would (environment, profile, instance role) and honours AWS_ENDPOINT_URL[_S3].
+    Raises StorageError for a scheme it does not know.
+    """
+    url = str(url)
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in ("", "file", *REMOTE_SCHEMES):
+        known = ", ".join(f"{s}://" for s in REMOTE_SCHEMES)
+        raise StorageError(f"{url}: unknown scheme {scheme!r}", number=5, remedy=f"use a folder or one of {known}")
+    if scheme == "memory":
+        return Store(url, MemoryStore())
+    if scheme in ("", "file"):
+        path = Path(os.path.abspath(Path(url.removeprefix("file://")).expanduser()))
+        return Store(str(path), folder=path)
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    if not bucket:
+        raise StorageError(f"{url} names no bucket", number=6, remedy=f"write {scheme}://BUCKET/PREFIX")
+    return Store(url, _connect(scheme, bucket), prefix.strip("/"))
+
+
+def _connect(scheme: str, bucket: str) -> Any:
+    retry = {"max_retries": 4}
+    if scheme != "s3":
+        return from_url(f"{scheme}://{bucket}", retry_config=retry)
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    provider = Boto3CredentialProvider()
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    options: dict[str, Any] = {"endpoint": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
+    client = {"allow_http": True} if endpoint and endpoint.startswith("http://") else {}
+    region = provider.config.get("region") or os.environ.get("AWS_REGION") or "us-east-1"
+    return from_url(
+        f"s3://{bucket}",
+        config={**options, "region": region},
+        client_options=client,
+        retry_config=retry,
+        credential_provider=provider,
+    )
