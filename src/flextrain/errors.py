@@ -19,7 +19,7 @@ Broken invariants of our own are `assert`s, not these.
 
 
 class FlextrainError(Exception):
-    """Base of all of them. `number` picks the entry within the family, `remedy` is the sentence that says what to do."""
+    """Base of all of them: `number` picks the entry within the family, `remedy` says what to do."""
 
     family = "FT"
 

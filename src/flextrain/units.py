@@ -1,6 +1,7 @@
 """Numbers as people read them: bytes, seconds, counts and dollars."""
 
 import re
+from collections.abc import Mapping
 
 _BYTE_UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -8,7 +9,7 @@ for _power, _letter in enumerate("kmgt", start=1):
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _split(text: str | float, units: dict[str, float], kind: str) -> float:
+def _split(text: str | float, units: Mapping[str, float], kind: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", str(text).lower())
     if not match or match[2] not in units:
         raise ValueError(f"{text!r} is not a {kind}; write a number and one of {', '.join(u for u in units if u)}")

@@ -20,7 +20,7 @@ class World:
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size):
             raise GangError(
-                f"rank {self.rank} of {self.size} (local {self.local_rank} of {self.local_size}) is no place in a world",
+                f"rank {self.rank} of {self.size} (local {self.local_rank} of {self.local_size}) is no valid place",
                 number=1,
                 remedy="start the processes with torchrun or flextrain train, or unset RANK and WORLD_SIZE",
             )

@@ -321,6 +321,6 @@ class Config(Section):
         known = [price.instance_type for price in self.cost.prices]
         if self.cost.instance_type not in known:
             raise ValueError(
-                f"cost.instance_type {self.cost.instance_type!r} has no row in cost.prices; priced are {', '.join(known)}"
+                f"cost.instance_type {self.cost.instance_type!r} has no row in cost.prices; rows are {', '.join(known)}"
             )
         return self

@@ -1,4 +1,4 @@
-"""One Store over a local folder, S3, GCS and Azure (obstore): whole objects, ranges, and create-if-absent as the commit."""
+"""One Store over a local folder, S3, GCS and Azure (obstore): whole objects, ranges, create-if-absent as the commit."""
 
 import os
 from collections.abc import Iterable, Iterator
