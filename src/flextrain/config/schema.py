@@ -6,22 +6,41 @@ Canonical names only; a key that users also know under another name lists it in 
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from flextrain.config.explain import SchemaWords, explain_error
 from flextrain.config.presets import MODEL_PRESETS
+from flextrain.errors import ConfigError
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("true and false are no numbers")
+    return value
+
+
+NoBool = BeforeValidator(_no_bool)
+PositiveInt = Annotated[int, Field(ge=1), NoBool]
+NonNegativeInt = Annotated[int, Field(ge=0), NoBool]
+PositiveFloat = Annotated[float, Field(gt=0), NoBool]
+Fraction = Annotated[float, Field(ge=0, le=1), NoBool]
 
 
 class Section(BaseModel):
     """A group of keys: unknown ones are refused, and assignment is checked like loading."""
 
-    model_config = ConfigDict(
-        extra="forbid", validate_assignment=True, validate_default=True, hide_input_in_errors=False
-    )
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checked like loading; raises ConfigError (FT-CFG-004) and changes nothing where the value is refused."""
+        before = dict(self.__dict__)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            self.__dict__.update(before)  # pydantic keeps what a validator over several keys refused
+            words = SchemaWords(type(self).model_json_schema())
+            mistakes = "\n".join(explain_error(words, dict(item)) for item in error.errors())
+            raise ConfigError(f"{type(self).__name__}: {mistakes}", number=4) from None
 
 
 class MainConfig(Section):
@@ -61,14 +80,16 @@ class DataConfig(Section):
         ),
     )
     seq_length: PositiveInt = Field(256, description="tokens per training sequence")
-    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1), NoBool] = Field(
         0.03, description="share of documents, chosen by hash, kept out of training for evaluation"
     )
     index: str | None = Field(
         None,
         description=("path or URL of a ready token index; None builds one from `sources` below main.output_dir, once"),
     )
-    shard_tokens: Annotated[int, Field(ge=1024)] = Field(100_000_000, description="tokens per shard file of an index")
+    shard_tokens: Annotated[int, Field(ge=1024), NoBool] = Field(
+        100_000_000, description="tokens per shard file of an index"
+    )
 
 
 class ModelConfig(Section):
@@ -141,9 +162,9 @@ class TrainingConfig(Section):
     epochs: PositiveFloat | None = Field(
         None, description="passes over the training split; wins over max_steps where both are given"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="AdamW's, on matrices only")
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW's first moment decay")
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="AdamW's second moment decay")
+    weight_decay: Annotated[float, Field(ge=0), NoBool] = Field(0.1, description="AdamW's, on matrices only")
+    beta1: Annotated[float, Field(ge=0, lt=1), NoBool] = Field(0.9, description="AdamW's first moment decay")
+    beta2: Annotated[float, Field(ge=0, lt=1), NoBool] = Field(0.95, description="AdamW's second moment decay")
     grad_clip: PositiveFloat | None = Field(1.0, description="largest global gradient norm; None does not clip")
     compile: bool = Field(False, description="torch.compile each block")
 
@@ -222,7 +243,7 @@ class EvaluationConfig(Section):
         ["def ", "import ", '"""Return '], description="texts that sample generations start from"
     )
     sample_tokens: NonNegativeInt = Field(64, description="tokens generated per prompt; 0 generates none")
-    temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0 always takes the likeliest token")
+    temperature: Annotated[float, Field(ge=0), NoBool] = Field(0.8, description="0 always takes the likeliest token")
     top_k: PositiveInt | None = Field(50, description="sample among this many likeliest tokens; None among all")
 
 
