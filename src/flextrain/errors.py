@@ -17,6 +17,8 @@ A message says what was found, what was expected and what to do. Commands print 
 Broken invariants of our own are `assert`s, not these.
 """
 
+from typing import Any
+
 
 class FlextrainError(Exception):
     """Base of all of them: `number` picks the entry within the family, `remedy` says what to do."""
@@ -25,12 +27,16 @@ class FlextrainError(Exception):
 
     def __init__(self, message: str, *, number: int = 0, remedy: str = "") -> None:
         self.code = f"{self.family}-{number:03d}"
-        self.remedy = remedy
+        self.text, self.number, self.remedy = message, number, remedy
         super().__init__(f"{message}\n  → {remedy}" if remedy else message)
 
     def render(self) -> str:
         """The text a terminal shows: code, message, remedy."""
         return f"[{self.code}] {self}"
+
+    def pack(self) -> dict[str, Any]:
+        """This error as JSON, for another process to raise with `unpack`."""
+        return {"kind": type(self).__name__, "message": self.text, "number": self.number, "remedy": self.remedy}
 
 
 class ConfigError(FlextrainError, ValueError):
@@ -75,3 +81,11 @@ class GangError(FlextrainError):
 
 class CostError(FlextrainError, ValueError):
     family = "FT-CST"
+
+
+def unpack(packed: dict[str, Any]) -> FlextrainError:
+    """The error that `pack` described, of the same kind."""
+    kind = globals()[packed["kind"]]
+    assert issubclass(kind, FlextrainError), packed
+    error: FlextrainError = kind(packed["message"], number=packed["number"], remedy=packed["remedy"])
+    return error

@@ -61,6 +61,13 @@ class Store:
                 self._folder.mkdir(parents=True, exist_ok=True)
             obstore.put(self._backend, self._key(key), data, **({"mode": "create"} if create else {}))
 
+    def put_stream(self, key: str, chunks: Iterator[bytes]) -> None:
+        """Write an object from pieces that are made on the way; nothing appears at `key` where one of them fails."""
+        with self._explain(key):
+            if self._folder:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            obstore.put(self._backend, self._key(key), chunks)
+
     def get(self, key: str) -> bytes:
         with self._explain(key):
             return bytes(obstore.get(self._backend, self._key(key)).bytes())

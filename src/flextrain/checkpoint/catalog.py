@@ -1,0 +1,151 @@
+"""The checkpoints below one root: listing, committing, retiring, finding the newest. Torch-free."""
+
+import re
+import time
+from collections.abc import Iterator
+
+from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.retention import orphaned_attempts, steps_to_delete
+from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, StorageError
+from flextrain.storage import Store, open_store
+
+MANIFEST = "manifest.json"
+EXAMPLE = "name a folder like …/checkpoints/step-00000100 that contains manifest.json"
+STEP_FOLDER = re.compile(r"^step-(\d{8,})$")
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+class Catalog:
+    """Committed checkpoints below `store`, one folder per step."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @classmethod
+    def locate(cls, url: str) -> tuple["Catalog", int]:
+        """The catalog and step of a checkpoint URL; raises CheckpointError where it is none."""
+        root, _, folder = url.rstrip("/").rpartition("/")
+        match = STEP_FOLDER.match(folder)
+        if not match:
+            raise CheckpointError(f"{url} is not a checkpoint", number=4, remedy=EXAMPLE)
+        return cls(open_store(root)), int(match[1])
+
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+        return sorted(step for step, parts, _ in self._objects() if parts == [MANIFEST])
+
+    def url_of(self, step: int) -> str:
+        return self.store.url_of(step_folder(step))
+
+    def folder(self, step: int) -> Store:
+        return self.store.child(step_folder(step))
+
+    def manifest(self, step: int) -> Manifest:
+        """Raises CheckpointCorrupt for an unsound manifest, StorageError where there is none."""
+        return read_manifest(self.folder(step))
+
+    def check(self, step: int) -> Manifest:
+        """The manifest, once every object it names is there in full size. Contents are verified when they are read."""
+        manifest = self.manifest(step)
+        folder = self.folder(step)
+        sizes = {entry.key: entry.size_bytes for entry in folder.list()}
+        for name, entry in manifest.objects.items():
+            if sizes.get(name) != entry.size_bytes:
+                found = "is missing" if name not in sizes else f"has {sizes[name]} bytes"
+                raise CheckpointCorrupt(
+                    f"{folder.url_of(name)} {found}, expected {entry.size_bytes} bytes",
+                    number=2,
+                    remedy="an older checkpoint is used where there is one",
+                )
+        return manifest
+
+    def commit(self, manifest: Manifest) -> str:
+        """Create the manifest if there is none; returns its URL. Raises CheckpointError where the step is taken."""
+        try:
+            self.folder(manifest.step).put(MANIFEST, manifest.to_json(), create=True)
+        except AlreadyExists as error:
+            raise CheckpointError(
+                f"{self.url_of(manifest.step)} was committed by another attempt",
+                number=3,
+                remedy="two runs write to one place: give one of them another main.experiment_name",
+            ) from error
+        return self.url_of(manifest.step)
+
+    def retire(self, keep_last_n: int) -> list[int]:
+        """Delete checkpoints beyond the newest n, and leftovers of dead attempts; returns the steps deleted.
+
+        The manifest goes first, so that a half-deleted checkpoint is never taken for a committed one.
+        """
+        objects = list(self._objects())
+        committed = [step for step, parts, _ in objects if parts == [MANIFEST]]
+        doomed = steps_to_delete(committed, keep_last_n)
+        for step in doomed:
+            self.delete(step)
+        last_write: dict[tuple[int, str], float] = {}
+        for step, parts, written_s in objects:
+            if len(parts) == 2 and step not in doomed:
+                last_write[step, parts[0]] = max(written_s, last_write.get((step, parts[0]), 0.0))
+        contested = {
+            step
+            for step, attempt in last_write
+            if step in committed and len([s for s, _ in last_write if s == step]) > 1
+        }
+        owners = {
+            step: self.manifest(step).attempt if step in contested else attempt
+            for step, attempt in last_write
+            if step in committed
+        }
+        for step, attempt in orphaned_attempts(last_write, owners, time.time()):
+            self._delete_below(step, attempt)
+        return doomed
+
+    def delete(self, step: int) -> None:
+        """Remove a checkpoint, manifest first."""
+        self.folder(step).delete([MANIFEST])
+        self._delete_below(step, "")
+
+    def set_aside(self, step: int) -> None:
+        """Withdraw a commit found unsound, so that the step can be saved anew; its data stay until they are orphans."""
+        self.folder(step).delete([MANIFEST])
+
+    def _delete_below(self, step: int, prefix: str) -> None:
+        folder = self.folder(step)
+        folder.delete([entry.key for entry in folder.list(prefix)])
+
+    def _objects(self) -> Iterator[tuple[int, list[str], float]]:
+        for entry in self.store.list():
+            head, _, rest = entry.key.partition("/")
+            match = STEP_FOLDER.match(head)
+            if match and rest:
+                yield int(match[1]), rest.split("/"), entry.modified.timestamp()
+
+
+def read_manifest(folder: Store) -> Manifest:
+    """The manifest in a step's folder; CheckpointError where nothing was committed there."""
+    try:
+        text = folder.get(MANIFEST)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise CheckpointError(
+                f"{folder.url} holds no committed checkpoint",
+                number=4,
+                remedy=EXAMPLE,
+            ) from error
+        raise
+    return Manifest.from_json(text, folder.url_of(MANIFEST))
+
+
+def newest_checkpoint(root_url: str) -> str | None:
+    """URL of the newest committed checkpoint anywhere below `root_url` (an experiment: its runs), or None.
+
+    Newest is the last one committed, by the store's clock, so that a later run wins over a longer earlier one.
+    """
+    store = open_store(root_url)
+    manifests = [entry for entry in store.list() if entry.key.endswith(f"/{MANIFEST}") and "/step-" in f"/{entry.key}"]
+    if not manifests:
+        return None
+    newest = max(manifests, key=lambda entry: (entry.modified, entry.key))
+    return store.url_of(newest.key.removesuffix(f"/{MANIFEST}"))

@@ -1,0 +1,100 @@
+"""A training state as named tensors, and the boxes of them that one rank holds and writes.
+
+Names: `model.<parameter or buffer>` and `optim.<parameter>.<state>`, the same on every world size and strategy.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Box:
+    """This rank's part of a tensor: `local` (shares memory with it) begins at index `start` of the full `shape`."""
+
+    name: str
+    local: Tensor
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def model_state(model: nn.Module) -> State:
+    """Parameters, tied ones once, and persistent buffers, by name; the tensors themselves, not copies."""
+    state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    persistent = model.state_dict(keep_vars=True).keys()
+    return state | {f"model.{name}": buffer.detach() for name, buffer in model.named_buffers() if name in persistent}
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Every tensor the optimizer keeps per parameter, by the parameter's name."""
+    state: State = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            state[f"optim.{name}.{key}"] = value
+    return state
+
+
+def allocate_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer create its state tensors, by a step of zero gradient and rate: weights stay as they are."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"], group["weight_decay"] = 0.0, 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate, decay in zip(optimizer.param_groups, rates, decays, strict=True):
+        group["lr"], group["weight_decay"] = rate, decay
+
+
+def local_boxes(state: State) -> list[Box]:
+    """What this rank holds of every tensor; empty boxes are left out."""
+    boxes = [_box(name, tensor) for name, tensor in state.items()]
+    return [box for box in boxes if box.local.numel()]
+
+
+def boxes_to_write(state: State) -> list[Box]:
+    """What this rank writes: its own shards, and its part of the replicated tensors, each of which one rank writes.
+
+    Replicated tensors are dealt out largest first, always to the rank with the least so far, so all finish together.
+    """
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    load = [0] * size
+    mine: list[Box] = []
+    replicated: list[Box] = []
+    for box, tensor in ((_box(name, tensor), tensor) for name, tensor in state.items()):
+        if not isinstance(tensor, DTensor):
+            replicated.append(box)
+        elif _is_first_replica(tensor) and box.local.numel():
+            mine.append(box)
+    for box in sorted(replicated, key=lambda box: (-box.local.nbytes, box.name)):
+        writer = load.index(min(load))
+        load[writer] += box.local.nbytes
+        if writer == rank:
+            mine.append(box)
+    return mine
+
+
+def _box(name: str, tensor: Tensor) -> Box:
+    if not isinstance(tensor, DTensor):
+        return Box(name, tensor, (0,) * tensor.ndim, tuple(tensor.shape))
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    local = tensor.to_local()
+    assert tuple(local.shape) == tuple(shape) or not prod(shape), (name, local.shape, shape)
+    return Box(name, local, tuple(start), tuple(tensor.shape))
+
+
+def _is_first_replica(tensor: DTensor) -> bool:
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(
+        c == 0 for c, placement in zip(coordinate, tensor.placements, strict=True) if isinstance(placement, Replicate)
+    )

@@ -1,0 +1,68 @@
+"""One rank: `python -m flextrain.train.main SPEC.json`, started by an agent with the world in its environment."""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from flextrain.config.schema import Config
+from flextrain.data import ResumableDataset, TokenIndexFile
+from flextrain.elastic.place import RunPlace
+from flextrain.elastic.spec import RankSpec
+from flextrain.errors import FlextrainError, GangError
+from flextrain.model import build_model
+from flextrain.parallel import leave_group
+from flextrain.storage import open_store
+from flextrain.train.rendezvous import meet
+from flextrain.train.trainer import DistributedTrainer
+from flextrain.world import World
+
+
+def train_from_config(
+    config: Config, index_uri: str, place: RunPlace, store: dist.Store | None = None
+) -> dict[str, Any]:
+    """Train the configured model on a token index; returns the trainer's metrics. Every rank calls it."""
+    index = TokenIndexFile(index_uri)
+    dataset = ResumableDataset(index_file=index, seq_length=config.data.seq_length, seed=config.main.seed)
+    vocab_size = config.model.vocab_size or index.vocab_size
+    model = build_model(config.model, vocab_size=vocab_size, seq_length=config.data.seq_length, seed=config.main.seed)
+    return DistributedTrainer(model, config, dataset, place=place, store=store).train()
+
+
+def main(spec_path: str) -> int:
+    """Exit status 0 with a result file, 1 with an error file that the agent turns into its own error."""
+    world = World.detect()
+    spec = RankSpec.load(Path(spec_path))
+    reports = Path(spec.reports)
+    try:
+        config = Config.model_validate(spec.config)
+        store = None
+        if world.size > 1:
+            store = meet(world, open_store(spec.board), spec.board_key, spec.main_host, config.distributed.timeout_s)
+        result = train_from_config(config, spec.index_uri, RunPlace(**spec.place), store)
+        _report(reports / f"result-{world.local_rank}.json", result)
+        leave_group()
+    except FlextrainError as error:
+        _report(reports / f"error-{world.local_rank}.json", error.pack())
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        failure = GangError(
+            f"rank {world.rank}: {type(error).__name__}: {error}", number=6, remedy="its traceback is above"
+        )
+        _report(reports / f"error-{world.local_rank}.json", failure.pack())
+        return 1
+    return 0
+
+
+def _report(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(content))
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,150 @@
+"""DistributedTrainer: any model, any dataset, any number of ranks, one trajectory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from flextrain.checkpoint import Catalog, CheckpointSaver
+from flextrain.checkpoint.manifest import Manifest
+from flextrain.config.load import config_digest
+from flextrain.config.schema import Config
+from flextrain.data.loader import StepLoader
+from flextrain.data.order import SampleOrder
+from flextrain.elastic.place import RunPlace, open_place
+from flextrain.log import get_logger, setup
+from flextrain.model.loss import token_loss_sum
+from flextrain.parallel import join_group, parallelize
+from flextrain.parallel.ddp import settle_buckets
+from flextrain.tracking import Tracker, names
+from flextrain.train.data_plan import DataPlan, plan_data
+from flextrain.train.hooks import CheckpointHook, ConsoleHook, Hook, MetricsHook, Progress, StateHook
+from flextrain.train.loop import run_loop
+from flextrain.train.optim import build_optimizer
+from flextrain.train.step import LossSum, OptimizerStep, uncounted
+from flextrain.train.trackers import open_trackers
+from flextrain.world import World
+
+log = get_logger(__name__)
+
+
+class DistributedTrainer:
+    """Trains `model` on `train_dataset` as `config` says; checkpoints, resumes and records by itself.
+
+    `model` is any nn.Module that maps token ids (B, T) to logits (B, T, V) or to an object with `.logits`;
+    `train_dataset` any map-style dataset of token tensors or dicts with `input_ids`; `loss_sum(model, input_ids_BT,
+    labels_BT)` returns the summed loss of a micro-batch. `hooks` are called after our own. Started by torchrun or
+    `flextrain train` it joins its peers through `store` or torchrun's variables; in a notebook it is a world of one.
+    Every step reseeds torch's global generator from (seed, step, rank), so that a resumed run draws the same dropout.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        train_dataset: Any,
+        *,
+        loss_sum: LossSum = token_loss_sum,
+        hooks: Sequence[Hook] = (),
+        place: RunPlace | None = None,
+        store: dist.Store | None = None,
+    ) -> None:
+        self.config, self.world = config, World.detect()
+        setup(self.world)
+        self.device = join_group(self.world, config.distributed, store)
+        self.place = place or open_place(config)
+        self.model = model
+        self._dataset, self._loss_sum, self._hooks = train_dataset, loss_sum, tuple(hooks)
+        self._parallel = parallelize(model, config, self.world, self.device)
+
+    def train(
+        self, epochs: float | None = None, *, batch_size: int | None = None, learning_rate: float | None = None
+    ) -> dict[str, Any]:
+        """Train to the end; returns `loss` (nats per token, of the last step), `step`, `tokens` and `checkpoint`.
+
+        Arguments override training.epochs, batch_size and learning_rate. Raises DataError or CheckpointMismatch before
+        the first step, and CheckpointError where a save fails.
+        """
+        given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+        for key, value in given.items():
+            if value is not None:
+                setattr(self.config.training, key, value)
+        tracker = open_trackers(self.config, self.place, self.world)
+        status = "failed"
+        try:
+            progress = self._train(tracker)
+            status = "finished"
+        finally:
+            tracker.close(status)
+        return {
+            "loss": progress.loss,
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "checkpoint": progress.checkpoint,
+        }
+
+    def _train(self, tracker: Tracker) -> Progress:
+        optimizer = build_optimizer(self._parallel.plain, self.config.training)
+        saver = CheckpointSaver(
+            Catalog(self.place.checkpoints), self._parallel.plain, optimizer, self.config.checkpoint.keep_last_n
+        )
+        manifest = self._resume(saver)
+        saved = manifest.state if manifest else {}
+        first = getattr(self._dataset, "position", 0)
+        plan = plan_data(self.config, len(self._dataset), first, self.world.size, saved.get("data"))
+        progress = Progress(
+            step=manifest.step if manifest else 0,
+            last_step=plan.last_step(self.config),
+            tokens=saved.get("tokens", 0),
+            loss=saved.get("loss", float("nan")),
+        )
+        if manifest:
+            url = saver.catalog.url_of(manifest.step)
+            progress.checkpoint = {"url": url, "step": manifest.step, "digest": manifest.digest}
+            tracker.event(names.RESUME, step=manifest.step, url=url)
+        loader = self._loader(plan)
+        take_step = OptimizerStep(self._parallel, optimizer, self.config, progress.last_step, self._loss_sum)
+        blank = uncounted(loader.step(progress.step))
+        settle_buckets(self._parallel.module, lambda: take_step.accumulate(blank, tokens=1))
+        optimizer.zero_grad(set_to_none=True)
+        run_loop(progress, loader, take_step, [*self._own_hooks(saver, plan, tracker), *self._hooks])
+        return progress
+
+    def _resume(self, saver: CheckpointSaver) -> Manifest | None:
+        manifest = saver.resume()
+        if manifest is None and self.place.resume_from:
+            catalog, step = Catalog.locate(self.place.resume_from)
+            manifest = saver.load(catalog, step)
+        if manifest:
+            log.info("resumed from step %d of %s", manifest.step, saver.catalog.store.url)
+        return manifest
+
+    def _loader(self, plan: DataPlan) -> StepLoader:
+        return StepLoader(
+            self._dataset,
+            SampleOrder(plan.num_samples, plan.seed),
+            global_batch=plan.global_batch,
+            micro_batch=self.config.training.batch_size,
+            world=self.world,
+            device=self.device,
+            start_position=plan.first,
+        )
+
+    def _own_hooks(self, saver: CheckpointSaver, plan: DataPlan, tracker: Tracker) -> list[Hook]:
+        def facts(progress: Progress) -> dict[str, Any]:
+            return {
+                "data": plan.to_dict(),
+                "position": plan.first + progress.step * plan.global_batch,
+                "tokens": progress.tokens,
+                "loss": progress.loss,
+                "rng": "torch.manual_seed of (main.seed, step, rank) before every step",
+                "config": self.config.model_dump(mode="json"),
+                "config_digest": config_digest(self.config),
+            }
+
+        interval = self.config.tracking.log_interval
+        metrics, states = MetricsHook(tracker, interval), StateHook(tracker, self.place.replay_until)
+        checkpoints = CheckpointHook(saver, self.config.checkpoint.interval, facts, tracker, metrics, states)
+        console = [ConsoleHook(interval)] if self.world.is_main else []
+        return [states, metrics, *console, checkpoints]

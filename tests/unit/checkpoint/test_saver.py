@@ -1,0 +1,187 @@
+"""Saving and resuming in one process: exact, verified, falling back, and never endangering what was committed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flextrain.checkpoint import Catalog, CheckpointSaver, load_weights, newest_checkpoint
+from flextrain.checkpoint.manifest import CHUNK_BYTES
+from flextrain.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from flextrain.storage import open_store
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, width)
+        self.norm = nn.BatchNorm1d(width)  # has buffers, one of them a 0-d int64
+        self.head = nn.Linear(width, 16, bias=False)
+        self.head.weight = self.embed.weight  # tied
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        model.norm(model.embed(torch.arange(8))).pow(2).sum().backward()  # type: ignore[operator, union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def make(root: Path, seed: int = 0, width: int = 8, keep: int = 3) -> tuple[CheckpointSaver, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = Net(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    return CheckpointSaver(Catalog(open_store(root)), model, optimizer, keep), model, optimizer
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    moments = [value for parameter in model.parameters() for value in optimizer.state[parameter].values()]
+    return [*model.state_dict().values(), *moments]
+
+
+def test_a_checkpoint_restores_every_bit_into_a_fresh_process(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 3)
+    saved = saver.save(3, {"position": 48, "note": "hello"})
+    other, model2, optimizer2 = make(tmp_path, seed=1)
+    manifest = other.resume()
+    assert manifest == saved
+    assert manifest.state["position"] == 48
+    for a, b in zip(everything(model, optimizer), everything(model2, optimizer2), strict=True):
+        assert torch.equal(a, b)
+    assert "model.head.weight" not in manifest.tensors, "tied weights are saved once"
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 3)
+    saver.save(3, {})
+    train(model, optimizer, 2)
+    other, model2, optimizer2 = make(tmp_path, seed=1)
+    other.resume()
+    train(model2, optimizer2, 2)
+    for a, b in zip(everything(model, optimizer), everything(model2, optimizer2), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_nothing_to_resume_from_is_no_error(tmp_path: Path) -> None:
+    assert make(tmp_path)[0].resume() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def corrupt(path: Path, how: str) -> None:
+    raw = bytearray(path.read_bytes())
+    if how == "flip":
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    elif how == "truncate":
+        path.write_bytes(raw[:-1])
+    elif how == "extend":
+        path.write_bytes(raw + b"x")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "extend", "delete"])
+@pytest.mark.parametrize("what", ["*/rank-00000.bin", "manifest.json"])
+def test_an_unsound_checkpoint_gives_way_to_the_one_before(tmp_path: Path, how: str, what: str) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    before = [tensor.clone() for tensor in everything(model, optimizer)]
+    train(model, optimizer, 1)
+    saver.save(2, {})
+    corrupt(next((tmp_path / "step-00000002").glob(what)), how)
+    other, model2, optimizer2 = make(tmp_path, seed=1)
+    manifest = other.resume()
+    assert manifest is not None
+    assert manifest.step == 1
+    for a, b in zip(before, everything(model2, optimizer2), strict=True):
+        assert torch.equal(a, b)
+    other.save(2, {})  # the step is free again
+    assert Catalog(open_store(tmp_path)).steps() == [1, 2]
+
+
+def test_every_single_bit_flip_in_the_data_is_found(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    data = next(tmp_path.glob("step-00000001/*/rank-00000.bin"))
+    raw = data.read_bytes()
+    for position in range(0, len(raw), 97):
+        flipped = bytearray(raw)
+        flipped[position] ^= 0x10
+        data.write_bytes(flipped)
+        with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.bin differs from its hash"):
+            saver.load(saver.catalog, 1)
+    data.write_bytes(raw)
+    saver.load(saver.catalog, 1)
+
+
+def test_a_checkpoint_of_another_model_is_refused_not_set_aside(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path, width=8)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    other, _, _ = make(tmp_path, width=4)
+    with pytest.raises(CheckpointMismatch, match=r"model\.embed\.weight is \[16, 8\] in the checkpoint and \[16, 4\] here"):
+        other.resume()
+    assert Catalog(open_store(tmp_path)).steps() == [1]
+
+
+def test_weights_alone_can_be_loaded_without_an_optimizer(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 2)
+    saver.save(2, {"position": 7})
+    fresh = Net()
+    assert load_weights(saver.catalog.url_of(2), fresh) == {"position": 7}
+    assert torch.equal(fresh.embed.weight, model.embed.weight)  # type: ignore[arg-type, union-attr]
+    with pytest.raises(CheckpointError, match="holds no committed checkpoint"):
+        load_weights(str(tmp_path / "step-00000009"), fresh)
+
+
+def test_a_second_writer_of_a_step_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 1)
+    first = saver.save(1, {})
+    other, model2, optimizer2 = make(tmp_path, seed=1)
+    train(model2, optimizer2, 1)
+    with pytest.raises(CheckpointError, match="was committed by another attempt"):
+        other.save(1, {})
+    assert other.resume() == first
+
+
+def test_retention_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path, keep=2)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    leftover = tmp_path / "step-00000001" / "deadbeef" / "rank-00000.bin"
+    leftover.parent.mkdir()
+    leftover.write_bytes(b"half a checkpoint")
+    for step in (2, 3):
+        saver.save(step, {})
+    assert saver.catalog.steps() == [2, 3]
+    assert not [path for path in tmp_path.glob("step-00000001/**/*") if path.is_file()]
+
+
+def test_tensors_larger_than_a_chunk_cross_its_border(tmp_path: Path) -> None:
+    model = nn.Linear(1024, 3 * CHUNK_BYTES // 8192 + 5, bias=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    saver = CheckpointSaver(Catalog(open_store(tmp_path)), model, optimizer)
+    manifest = saver.save(1, {})
+    assert max(len(entry.chunks) for entry in manifest.objects.values()) > 1
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    saver.resume()
+    assert torch.equal(model.weight, weight)
+    assert torch.equal(model.bias, bias)
+
+
+def test_the_newest_checkpoint_of_an_experiment_is_the_last_committed(tmp_path: Path) -> None:
+    assert newest_checkpoint(str(tmp_path)) is None
+    for run, step in (("run-a", 9), ("run-b", 4)):
+        saver, model, optimizer = make(tmp_path / run / "checkpoints")
+        train(model, optimizer, 1)
+        saver.save(step, {})
+    assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "run-b" / "checkpoints" / "step-00000004")
