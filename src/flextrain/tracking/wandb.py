@@ -30,6 +30,8 @@ class WandbTracker:
 
         self._folder.mkdir(parents=True, exist_ok=True)
         self._attempt = run.attempt
+        settings = wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S)
+        wandb.setup(settings)  # before init, or a run without credentials asks for them in the middle of a gang's start
         self._run = wandb.init(
             project=self._project,
             id=run_key(run.run_id),
@@ -39,9 +41,7 @@ class WandbTracker:
             dir=self._folder,
             config=run.config,
             resume="allow" if self._mode == "online" else None,
-            settings=wandb.Settings(
-                console="off", silent=True, init_timeout=INIT_TIMEOUT_S, login_timeout=INIT_TIMEOUT_S
-            ),
+            settings=settings,
         )
         self._run.define_metric(names.STEP)
         self._run.define_metric("*", step_metric=names.STEP)

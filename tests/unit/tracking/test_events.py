@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,13 +60,12 @@ def test_event_fields_may_be_called_like_the_identity(tmp_path: Path) -> None:
 def test_values_json_lacks_come_back_as_numbers_and_the_file_is_strict_json(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "a.jsonl")
     log.start(RUN)
-    log.log(
-        1, {"nan": math.nan, "inf": -math.inf, "half": np.float32(0.5), "f16": np.float16("inf"), "int": np.int64(3)}
-    )
+    values: dict[str, Any] = {"nan": math.nan, "inf": -math.inf, "half": np.float32(0.5), "huge": np.float32("inf")}
+    log.log(1, values | {"whole": np.int64(3)})
     log.event(names.FAILURE, path=tmp_path, nested=[{"x": math.inf}])
     _, metrics, event = read_events(tmp_path)
     assert math.isnan(metrics["metrics"].pop("nan"))
-    assert metrics["metrics"] == {"inf": -math.inf, "half": 0.5, "f16": math.inf, "int": 3.0}
+    assert metrics["metrics"] == {"inf": -math.inf, "half": 0.5, "huge": math.inf, "whole": 3.0}
     assert event["fields"] == {"path": str(tmp_path), "nested": [{"x": "inf"}]}
     for line in log.path.read_bytes().splitlines():
         json.loads(line, parse_constant=pytest.fail)

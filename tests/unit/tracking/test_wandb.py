@@ -1,6 +1,8 @@
 """The real wandb in offline mode: what it stored is read back from its own file."""
 
 import json
+import os
+import pty
 import struct
 import subprocess
 import sys
@@ -96,3 +98,28 @@ def test_wandb_is_not_imported_before_a_run_starts() -> None:
 def test_run_keys_hold_only_what_wandb_accepts() -> None:
     assert run_key("a/b\\c#d?e%f:g") == "a-b-c-d-e-f-g"
     assert len(run_key("x" * 100)) == 64
+
+
+ONLINE = """
+import sys
+from pathlib import Path
+from flextrain.tracking import CompositeTracker, RunInfo
+from flextrain.tracking.wandb import WandbTracker
+tracker = CompositeTracker([WandbTracker("online", "p", Path(sys.argv[1]))])
+tracker.start(RunInfo("exp", "run", 0, 0, 0, "x"))
+tracker.close("finished")
+print("went on")
+"""
+
+
+def test_without_credentials_a_run_goes_on_and_asks_nobody_even_on_a_terminal(tmp_path: Path) -> None:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    environ |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "TERM": "xterm"}
+    terminal, stdin = pty.openpty()
+    try:
+        command = [sys.executable, "-c", ONLINE, str(tmp_path)]
+        done = subprocess.run(command, stdin=stdin, stderr=stdin, stdout=subprocess.PIPE, env=environ, timeout=120)
+    finally:
+        os.close(stdin)
+        os.close(terminal)
+    assert done.stdout == b"went on\n"
