@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 
+from flextrain.errors import ConfigError
 from flextrain.world import World
 
 
@@ -13,7 +14,10 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def setup(world: World | None = None, level: str | None = None) -> None:
-    """Log to stderr with the rank in front; ranks above 0 only from warnings up. FLEXTRAIN_LOG sets the level."""
+    """Log to stderr with the rank in front; ranks above 0 only from warnings up. FLEXTRAIN_LOG sets the level.
+
+    Raises ConfigError for a level that logging does not know.
+    """
     world = world or World()
     root = logging.getLogger("flextrain")
     root.handlers.clear()
@@ -23,4 +27,12 @@ def setup(world: World | None = None, level: str | None = None) -> None:
     root.addHandler(handler)
     root.propagate = False
     default = "INFO" if world.is_main else "WARNING"
-    root.setLevel((level or os.environ.get("FLEXTRAIN_LOG") or default).upper())
+    root.setLevel(_known_level((level or os.environ.get("FLEXTRAIN_LOG") or default).upper()))
+
+
+def _known_level(level: str) -> str:
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(
+            f"{level!r} is no log level", number=7, remedy="set FLEXTRAIN_LOG to DEBUG, INFO, WARNING or ERROR"
+        )
+    return level

@@ -153,7 +153,7 @@ def _place(source: str, lines: list[str], start: yaml.Mark, end: yaml.Mark | Non
 
 
 _YAML_REMEDIES = {
-    "'\\t'": "indent with spaces, not with tabs",
+    "'\\t'": "use spaces, not tabs",
     "mapping values are not allowed": "put a value that contains `: ` in quotes, and check the indentation",
     "could not find expected ':'": "write `key: value`, with a space after the colon",
     "<block end>": "check the indentation of this line and of those above it",
