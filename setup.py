@@ -34,6 +34,7 @@ setup(
         "kubernetes": ["kubernetes>=30.0"],
         "dev": [
             "hypothesis>=6.100",
+            "jsonschema>=4.20",
             "moto[server]>=5.0",
             "mypy>=1.13",
             "pytest>=8.0",
