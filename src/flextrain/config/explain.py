@@ -91,14 +91,16 @@ def _plain(word: str | int) -> str:
     return str(word).lower().replace("-", "_")
 
 
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+    "string": "text",
+}
+
+
 def _scalar_expectation(node: Node) -> str:
-    words = {
-        "integer": "a whole number",
-        "number": "a number",
-        "boolean": "true or false",
-        "null": "null",
-        "string": "text",
-    }[node["type"]]
     if node.get("format") == "date":
         return "a date such as 2026-01-31"
     if "pattern" in node:
@@ -107,7 +109,7 @@ def _scalar_expectation(node: Node) -> str:
     bounds = " and ".join(f"{sign} {node[name]:g}" for name, sign in signs.items() if name in node)
     if node.get("minLength"):
         return "text that is not empty"
-    return f"{words} {bounds}".strip()
+    return f"{_KINDS.get(node.get('type', ''), 'a value')} {bounds}".strip()
 
 
 def show(value: Any) -> str:
