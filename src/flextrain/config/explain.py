@@ -65,7 +65,7 @@ class SchemaWords:
         close = here.get(word) or next((here[n] for n in difflib.get_close_matches(word, here, 1, 0.6)), None)
         if close:
             return [close]
-        if isinstance(self.at(section), Mapping) and section and isinstance(section[-1], int):
+        if section and isinstance(section[-1], int):  # a row of a list: no other section has its keys
             return []
         below = [(name, full) for top in self.keys() for name, full in self._names((top,))]
         guess = [word, *difflib.get_close_matches(word, [name for name, _ in below], 1, 0.8)]
@@ -123,17 +123,17 @@ def did_you_mean(names: list[str]) -> str:
     return f" Did you mean {' or '.join(f'`{name}`' for name in names)}?" if names else ""
 
 
-def explain_error(words: SchemaWords, error: Mapping[str, Any], prefix: KeyPath = ()) -> str:
-    """One of pydantic's `errors()` as a sentence; `prefix` is put before names, where the model is not the root."""
+def explain_error(words: SchemaWords, error: Mapping[str, Any]) -> str:
+    """One of pydantic's `errors()` as a sentence."""
     path: KeyPath = tuple(error["loc"])
-    name, node = f"`{dotted((*prefix, *path))}`", words.at(path)
+    name, node = f"`{dotted(path)}`", words.at(path)
     if error["type"] in ("extra_forbidden", "no_such_attribute"):
-        near = [dotted((*prefix, close)) for close in words.nearest(path)]
+        near = words.nearest(path)
         known = "" if near else f" Known keys here: {', '.join(words.keys(path[:-1]))}."
         return f"unknown key {name}.{did_you_mean(near)}{known}"
     reason = str(error["msg"]).removeprefix("Value error, ")
     if node is None or not path or (error["type"] == "value_error" and words.keys(path)):
-        return f"{name}: {reason}" if path or prefix else reason
+        return f"{name}: {reason}" if path else reason
     if error["type"] == "missing":
         return f"{name} is missing; expected {words.expected(path)}"
     if error["type"] == "frozen_field":
@@ -143,8 +143,9 @@ def explain_error(words: SchemaWords, error: Mapping[str, Any], prefix: KeyPath 
 
 
 def _hint(node: Node, value: Any) -> str:
-    if isinstance(value, str) and "enum" in node:
-        return "." + did_you_mean(difflib.get_close_matches(value.lower(), node["enum"], 1, 0.6)) if value else ""
+    near = difflib.get_close_matches(value.lower(), node.get("enum", ()), 1, 0.6) if isinstance(value, str) else []
+    if near:
+        return f".{did_you_mean(near)}"
     takes_text = any(option.get("type") == "string" for option in node.get("anyOf", [node]))
     if takes_text and isinstance(value, int | float | date):
         return ". Put it in quotes if it is meant as text"
