@@ -1,5 +1,6 @@
 """Numbers as people read them: bytes, seconds, counts and dollars."""
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -54,5 +55,7 @@ def format_count(count: float) -> str:
 
 
 def format_usd(usd: float) -> str:
-    """0.0312 -> '$0.0312'; cents from a dollar up, four digits below, so that a laptop run does not read $0.00."""
-    return f"${usd:,.2f}" if abs(usd) >= 1 else f"${usd:.4f}"
+    """0.0312 -> '$0.0312', 0.0000213 -> '$0.0000213': cents from a dollar up; below, four digits or as many as show
+    three figures, so that a laptop run does not read $0.00."""
+    digits = 2 if abs(usd) >= 1 or usd == 0 else max(4, 2 - math.floor(math.log10(abs(usd))))
+    return f"{'-' if usd < 0 else ''}${abs(usd):,.{digits}f}"
