@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flextrain.storage.store import open_store
+from flextrain.storage.store import Store, open_store
 from flextrain.tracking import AGENT_RANK, EventLog, RunInfo, event_path, names, read_events, upload_events
 from flextrain.tracking.events import parse
 
@@ -160,15 +160,19 @@ def test_a_folder_that_does_not_exist_has_no_events(tmp_path: Path) -> None:
     assert list(read_events(open_store(tmp_path / "none"))) == []
 
 
-def test_a_store_gives_the_events_that_were_uploaded_to_it(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store").child("events")
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store("memory://bucket" if request.param == "memory" else tmp_path / "store").child("events")
+
+
+def test_a_store_gives_the_events_that_were_uploaded_to_it(tmp_path: Path, store: Store) -> None:
     write_three_steps(tmp_path / "events")
     assert upload_events(tmp_path / "events", store) == 1
     assert list(read_events(store)) == list(read_events(tmp_path / "events"))
 
 
-def test_only_files_that_grew_are_uploaded_again_and_never_half_a_line(tmp_path: Path) -> None:
-    store, folder = open_store(tmp_path / "store"), tmp_path / "events"
+def test_only_files_that_grew_are_uploaded_again_and_never_half_a_line(tmp_path: Path, store: Store) -> None:
+    folder = tmp_path / "events"
     path = write_three_steps(folder)
     write_three_steps(folder, RunInfo("exp", "run-1", 2, 1, 1, "abc"))
     assert upload_events(folder, store) == 2
@@ -181,8 +185,8 @@ def test_only_files_that_grew_are_uploaded_again_and_never_half_a_line(tmp_path:
     assert store.get(path.name) == path.read_bytes()
 
 
-def test_an_upload_never_shrinks_what_the_store_has(tmp_path: Path) -> None:
-    store, folder = open_store(tmp_path / "store"), tmp_path / "events"
+def test_an_upload_never_shrinks_what_the_store_has(tmp_path: Path, store: Store) -> None:
+    folder = tmp_path / "events"
     path = write_three_steps(folder)
     upload_events(folder, store)
     whole = path.read_bytes()
