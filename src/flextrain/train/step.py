@@ -6,27 +6,30 @@ Legend: B sequences, T tokens.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flextrain.config.schema import Config
-from flextrain.data.loader import Micro, StepBatch
+from flextrain.data.loader import IGNORED, Micro, StepBatch
 from flextrain.parallel import Parallelized
 from flextrain.train.schedule import learning_rate
 
-IGNORED = -100  # the label that cross entropy leaves out
 LossSum = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step was. `loss_sum` and `grad_norm` are 0-d tensors still on the device: nobody has waited for them."""
+    """What a step was. `loss_sum` and `grad_norm` are 0-d tensors still on the device: nobody has waited for them.
+    `sample_ids` are those this rank consumed, in order."""
 
     loss_sum: Tensor
     grad_norm: Tensor
     tokens: int
     learning_rate: float
+    sample_ids: NDArray[np.int64]
 
 
 class OptimizerStep:
@@ -58,7 +61,7 @@ class OptimizerStep:
         self._optimizer.zero_grad(set_to_none=True)
         if dist.is_initialized():
             dist.all_reduce(loss)
-        return StepResult(loss, norm, tokens, rate)
+        return StepResult(loss, norm, tokens, rate, batch.ids)
 
     def accumulate(self, batch: StepBatch, tokens: int) -> Tensor:
         """Forward and backward of every micro-batch; returns this rank's summed loss, a float64 scalar."""
