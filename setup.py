@@ -31,6 +31,7 @@ setup(
         "xxhash>=3.4",
     ],
     extras_require={
+        "benchmarks": ["accelerate>=1.1"],
         "kubernetes": ["kubernetes>=30.0"],
         "dev": [
             "hypothesis>=6.100",
