@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -15,7 +16,6 @@ from flextrain.errors import CheckpointMismatch
 from flextrain.parallel import parallelize
 from flextrain.storage import open_store
 from flextrain.world import World
-from tests.support.ranks import run_ranks
 
 WORLDS = [(1, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp"), (4, "hsdp"), (4, "zero2")]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.ranks import run_ranks
+from tests.support.tiny import Recorder, Sequences, tiny_config, train_tiny
 
 from flextrain.data.order import SampleOrder
 from flextrain.world import World
-from tests.support.ranks import run_ranks
-from tests.support.tiny import Recorder, Sequences, tiny_config, train_tiny
 
 STEPS, GLOBAL_BATCH = 100, 10
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}

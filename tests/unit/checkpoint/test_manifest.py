@@ -61,5 +61,5 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_an_unsound_manifest_is_refused_by_name(name: str) -> None:
-    with pytest.raises(CheckpointCorrupt, match="runs/x/manifest.json: not a sound manifest"):
+    with pytest.raises(CheckpointCorrupt, match=r"runs/x/manifest\.json: not a sound manifest"):
         Manifest.from_json(BROKEN[name], "runs/x/manifest.json")

@@ -28,7 +28,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.zero_grad()
 
 
-def make(root: Path, seed: int = 0, width: int = 8, keep: int = 3) -> tuple[CheckpointSaver, nn.Module, torch.optim.Optimizer]:
+Made = tuple[CheckpointSaver, nn.Module, torch.optim.Optimizer]
+
+
+def make(root: Path, seed: int = 0, width: int = 8, keep: int = 3) -> Made:
     torch.manual_seed(seed)
     model = Net(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
@@ -124,7 +127,7 @@ def test_a_checkpoint_of_another_model_is_refused_not_set_aside(tmp_path: Path) 
     train(model, optimizer, 1)
     saver.save(1, {})
     other, _, _ = make(tmp_path, width=4)
-    with pytest.raises(CheckpointMismatch, match=r"model\.embed\.weight is \[16, 8\] in the checkpoint and \[16, 4\] here"):
+    with pytest.raises(CheckpointMismatch, match=r"model\.embed\.weight is \[16, 8\] in the checkpoint"):
         other.resume()
     assert Catalog(open_store(tmp_path)).steps() == [1]
 

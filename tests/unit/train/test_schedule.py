@@ -1,5 +1,7 @@
 """The learning rate: warm-up to the peak, cosine to the floor, for every step and length."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +17,8 @@ def test_it_rises_to_the_peak_and_falls_to_the_floor(last_step: int, warmup: int
     rates = [learning_rate(step, last_step, config) for step in range(last_step)]
     top = min(warmup, last_step)
     assert all(0 < rate <= config.learning_rate * (1 + 1e-12) for rate in rates)
-    assert all(a < b for a, b in zip(rates[: top - 1], rates[1:top], strict=False))
-    assert all(a >= b for a, b in zip(rates[top:], rates[top + 1 :], strict=False))
+    assert all(a < b for a, b in pairwise(rates[:top]))
+    assert all(a >= b for a, b in pairwise(rates[top:]))
     if last_step > top + 1:
         assert abs(rates[-1] - config.learning_rate * config.min_learning_rate_ratio) < 1e-9
 
