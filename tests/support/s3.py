@@ -1,5 +1,6 @@
 """An S3 server on this machine, for tests that must not need the network."""
 
+import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Bucket:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """URL of a server that lives as long as the tests do."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs every request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

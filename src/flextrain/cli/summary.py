@@ -18,7 +18,7 @@ def run_summary(run_id: str, trained: TrainRef, report: "EvalReport", cost: "Cos
     places = _table([("checkpoint", trained.checkpoint.uri, ""), ("events", trained.events_uri, "")])
     flow = "python flows/train_flow.py"
     commands = [
-        *(f"{flow} card view {run_id}/{step}" for step in ("train", "evaluate", "cost_report")),
+        *(f"{flow} card view {task}" for task in (trained.task, f"{run_id}/evaluate", f"{run_id}/cost_report")),
         f"{flow} run --checkpoint-resume",
     ]
     return "\n".join([f"Run {run_id}", table, "", places, "", "Next:", *(f"  {command}" for command in commands)])

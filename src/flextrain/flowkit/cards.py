@@ -100,7 +100,7 @@ def training_notes(view: RunView, now_s: float) -> str:
         f"**Resumes** {'; '.join(view.resumes) or 'none'}",
         f"**Gang** {view.gang(now_s) or 'forming'}",
     ]
-    return "\n\n".join(lines)
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def evaluation_components(report: Mapping[str, Any]) -> list[Any]:
@@ -132,7 +132,7 @@ def cost_components(report: CostReport) -> list[Any]:
     """From what an undisturbed on-demand run would have cost to what was paid, and where the node time went."""
     *steps, (total, _) = report.waterfall()
     usd, seconds = report.usd_by_state, report.seconds_by_state
-    rows = [[state, format_seconds(seconds[state]), format_usd(usd[state])] for state in usd if seconds[state]]
+    rows = [[str(state), format_seconds(seconds[state]), format_usd(usd[state])] for state in usd if seconds[state]]
     rows.append(["paid", format_seconds(report.paid_us / 1e6), format_usd(report.paid_usd)])
     quote = report.quote
     price = f"{quote.instance_type}, {quote.capacity.replace('_', '-')}, as of {quote.as_of}: {quote.source}"

@@ -33,7 +33,7 @@ def line_chart(points: Sequence[Point], x: str, y: str) -> dict[str, Any]:
         "mark": {"type": "line", "point": len(finite) == 1},
         "height": 220,
         "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": x},
+            "x": {"field": "x", "type": "quantitative", "title": x, "axis": {"tickMinStep": 1}},
             "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
         },
     }

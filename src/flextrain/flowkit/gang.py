@@ -39,22 +39,22 @@ def train_node(config: Config, launch: Launch, index: IndexRef, current: Any) ->
     card = current.card["training"]
     if spec.node > 0:
         card.append(Markdown(f"Node {spec.node} of {spec.num_nodes}: node 0 shows the whole gang."))
-        return train_ref(run_agent(spec), spec.run_root)
+        return _train_ref(run_agent(spec), spec, current)
     total_steps = None if config.training.epochs else config.training.max_steps
     events = local_events(spec.run_root, config, spec.run_id)
     training = TrainingCard(card, events, total_steps, attempt=spec.attempt)
     result = run_agent(spec, on_tick=training.refresh)
     training.refresh(now=True)
-    return train_ref(result, spec.run_root)
+    return _train_ref(result, spec, current)
 
 
-def train_ref(result: dict[str, Any], run_root: str) -> TrainRef:
-    """What a node's agent reported, as an artifact."""
+def _train_ref(result: dict[str, Any], spec: AgentSpec, current: Any) -> TrainRef:
     checkpoint = result["checkpoint"]
     return TrainRef(
         checkpoint=CheckpointRef(checkpoint["url"], checkpoint["step"], checkpoint["digest"]),
         loss=result["loss"],
         steps=result["step"],
         events_uri=result["events_url"],
-        run_root=run_root,
+        run_root=spec.run_root,
+        task=f"{spec.run_id}/{current.step_name}/{current.parallel.control_task_id}",
     )

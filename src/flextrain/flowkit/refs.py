@@ -42,10 +42,12 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class TrainRef:
-    """What training left: the last checkpoint, the last step's loss (nats per token), and where its events are."""
+    """What training left: the last checkpoint, the last step's loss (nats per token), where its events are, and the
+    task (RUN/train/TASK) whose card shows the gang."""
 
     checkpoint: CheckpointRef
     loss: float
     steps: int
     events_uri: str
     run_root: str
+    task: str

@@ -8,7 +8,9 @@ import pytest
 from metaflow.cards import BlankCard, Markdown
 from metaflow.plugins import CARDS
 
-from flextrain.flowkit.cards import REFRESH_S, OfflineCard, TrainingCard, evaluation_components
+from flextrain.config import Config
+from flextrain.cost import CostReport, build_report
+from flextrain.flowkit.cards import REFRESH_S, OfflineCard, TrainingCard, cost_components, evaluation_components
 
 IDENTITY = {"run": "r", "attempt": 0, "rank": 0, "node": 0, "incarnation": "a", "t": 1.0}
 REPORT = {
@@ -113,6 +115,30 @@ def test_every_figure_stands_beside_its_baselines() -> None:
     table = next(c.render() for c in evaluation_components(REPORT) if type(c).__name__ == "Table")
     assert ["loss (nats per token)", "3.2000", "6.1000", "8.3000"] in table["data"]
     assert ["accuracy", "41.00%", "7.00%", "–"] in table["data"]
+
+
+def cost_report() -> CostReport:
+    """Two nodes of ten seconds: one works throughout, one restarts for half of it."""
+    spoken = [(0, 0.0, "useful"), (0, 10.0, None), (1, 0.0, "restart"), (1, 5.0, "useful"), (1, 10.0, None)]
+    events: list[dict[str, Any]] = []
+    for node, t, state in spoken:
+        entered = {"kind": "event", "name": "state", "fields": {"state": state}}
+        what = entered if state else {"kind": "close", "status": "finished"}
+        events.append({**IDENTITY, "rank": -1, "node": node, "incarnation": str(node), "t": t, **what})
+    return build_report(Config().cost, events)
+
+
+def test_the_cost_card_falls_from_on_demand_to_what_was_paid() -> None:
+    report = cost_report()
+    components = {type(c).__name__: c.render() for c in cost_components(report)}
+    bars = components["VegaChart"]["spec"]["data"]["values"]
+    assert bars[0]["name"] == "on-demand"
+    assert bars[-1] == {"name": "paid", "from": 0.0, "to": pytest.approx(report.paid_usd), "kind": "total"}
+    assert [row[:2] for row in components["Table"]["data"]] == [
+        ["useful", "15.0 s"],
+        ["restart", "5.0 s"],
+        ["paid", "20.0 s"],
+    ]
 
 
 def test_cards_load_nothing_from_the_network() -> None:

@@ -30,8 +30,10 @@ class Card:
 
 
 def task(node: int = 0, attempt: int = 0) -> Any:
-    parallel = SimpleNamespace(node_index=node, num_nodes=3, main_ip="10.0.0.7")
-    return SimpleNamespace(run_id="17", retry_count=attempt, parallel=parallel, card={"training": Card()})
+    parallel = SimpleNamespace(node_index=node, num_nodes=3, main_ip="10.0.0.7", control_task_id="3")
+    return SimpleNamespace(
+        run_id="17", step_name="train", retry_count=attempt, parallel=parallel, card={"training": Card()}
+    )
 
 
 def test_a_node_of_the_gang_becomes_an_agents_part(tmp_path: Path) -> None:
@@ -64,6 +66,6 @@ def test_every_node_hands_on_what_its_agent_reported(
     current = task(node=node)
     trained = gang.train_node(Config(), Launch(f"{tmp_path}/e", 3, "spot"), INDEX, current)
     checkpoint = CheckpointRef("/r/e/17/checkpoints/step-00000150", 150, "d2")
-    assert trained == TrainRef(checkpoint, 2.5, 150, "/r/e/17/events", f"{tmp_path}/e/17")
+    assert trained == TrainRef(checkpoint, 2.5, 150, "/r/e/17/events", f"{tmp_path}/e/17", "17/train/3")
     assert seen[0].node == node
     assert len(current.card["training"].components) == (4 if node == 0 else 1)
