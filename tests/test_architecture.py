@@ -47,6 +47,7 @@ TORCH_FREE = [
     "flextrain.tracking",
     "flextrain.flowkit",
     "flextrain.cli.main",
+    "flextrain.evaluate.report",
 ]
 FILES = sorted(SRC.rglob("*.py"))
 
