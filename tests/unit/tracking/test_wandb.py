@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flextrain.tracking import RunInfo, names
-from flextrain.tracking.wandb import WandbTracker, run_key
+from flextrain.tracking import names
+from flextrain.tracking.wandb import run_key
 
 BLOCK_BYTES, HEADER = 32768, struct.Struct("<IHB")  # LevelDB's log format: checksum, length, type
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -43,14 +43,27 @@ def history(path: Path) -> list[dict[str, float]]:
     return [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row} for row in rows]
 
 
+ATTEMPT = """
+import sys
+from pathlib import Path
+from flextrain.tracking import RunInfo, names
+from flextrain.tracking.wandb import WandbTracker
+folder, attempt, status, *steps = sys.argv[1:]
+tracker = WandbTracker("offline", "flextrain", Path(folder))
+tracker.start(RunInfo("exp", "2026/run:1", int(attempt), 0, 0, "life" + attempt, {"main": {"seed": 3}}))
+for step in map(int, steps):
+    tracker.log(step, {names.LOSS: step / 10})
+tracker.event(names.CHECKPOINT, step=step)
+tracker.close(status)
+"""
+
+
 def run_attempt(folder: Path, attempt: int, steps: Sequence[int], status: str) -> Path:
+    """Run an attempt in a process of its own, as attempts do: in one process, wandb 0.31 may return from the finish
+    of a second run of the same id before its file is written."""
     before = set(folder.glob("wandb/offline-run-*/run-*.wandb"))
-    tracker = WandbTracker("offline", "flextrain", folder)
-    tracker.start(RunInfo("exp", "2026/run:1", attempt, 0, 0, f"life{attempt}", {"main": {"seed": 3}}))
-    for step in steps:
-        tracker.log(step, {names.LOSS: step / 10})
-    tracker.event(names.CHECKPOINT, step=steps[-1])
-    tracker.close(status)
+    arguments = [str(folder), str(attempt), status, *map(str, steps)]
+    subprocess.run([sys.executable, "-c", ATTEMPT, *arguments], check=True, timeout=120)
     (path,) = set(folder.glob("wandb/offline-run-*/run-*.wandb")) - before
     return path
 
