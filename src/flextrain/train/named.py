@@ -7,7 +7,7 @@ from typing import Any
 
 from flextrain.config.load import parse_config
 from flextrain.config.schema import Config
-from flextrain.data.index_builder import build_index
+from flextrain.data.index_builder import ensure_index
 from flextrain.elastic.place import open_place
 from flextrain.elastic.ranks import count_gpus
 from flextrain.train.main import train_from_config
@@ -58,8 +58,7 @@ class FSDPTrainer:
         training.epochs, training.batch_size, training.learning_rate = epochs, batch_size, learning_rate
         ranks = self.config.flow.num_nodes * max(world.local_size, count_gpus(), 1)
         training.global_batch_size = batch_size * ranks
-        folder = os.path.join(self.config.main.output_dir, "indexes", self.config.main.experiment_name)
-        uri, _ = build_index(self.config.data, folder, seed=self.config.main.seed)
+        uri, _ = ensure_index(self.config.data, self.config.main.output_dir)
         return train_from_config(self.config, uri, open_place(self.config))
 
 
