@@ -62,7 +62,7 @@ def _section(section: str, defaults: dict[str, Any]) -> str:
     for key, node in words.keys((section,)).items():
         default = _inline(defaults[key])
         if len(default) > INLINE_DEFAULT:
-            below.append(f"Default of `{key}`:\n\n```yaml\n{_yaml({key: defaults[key]})}```\n")
+            below.append(f"Default of `{key}`:\n\n```yaml\n{_yaml({section: {key: defaults[key]}})}```\n")
             default = "see below"
         other = "".join(f" (also `{alias}`)" for alias in node.get("alias_of", []))
         cells = f"`{key}`{other}", default, words.expectation(node), node["description"]
@@ -73,7 +73,7 @@ def _section(section: str, defaults: dict[str, Any]) -> str:
 
 def _presets() -> str:
     shapes = {name: shape or "the defaults above" for name, shape in MODEL_PRESETS.items()}
-    return f"## Presets of `model.preset`\n\nKeys given beside a preset win over it.\n\n```yaml\n{_yaml(shapes)}```\n"
+    return f"## Presets of `model.preset`\n\nKeys given beside a preset win over it.\n\n```text\n{_yaml(shapes)}```\n"
 
 
 def _inline(value: Any) -> str:
