@@ -86,9 +86,15 @@ class Store:
 
     def size(self, key: str) -> int | None:
         """Bytes of an object, or None where it does not exist."""
+        entry = self.stat(key)
+        return entry.size_bytes if entry else None
+
+    def stat(self, key: str) -> Entry | None:
+        """Size and time of an object, or None where it does not exist."""
         try:
             with self._explain(key):
-                return int(obstore.head(self._backend, self._key(key))["size"])
+                row = obstore.head(self._backend, self._key(key))
+                return Entry(key, row["size"], row["last_modified"])
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
@@ -168,7 +174,7 @@ def open_store(url: str | Path) -> Store:
     """The store at a folder or `s3://`, `gs://`, `az://`, `memory://` URL. Nothing is contacted yet.
 
     S3 takes credentials as boto3 would (environment, profile, instance role) and honours AWS_ENDPOINT_URL[_S3].
-    Raises StorageError for a scheme it does not know.
+    Raises StorageError for a scheme it does not know, and where there are no credentials.
     """
     url = str(url)
     scheme = url.partition("://")[0] if "://" in url else ""
@@ -183,7 +189,16 @@ def open_store(url: str | Path) -> Store:
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if not bucket:
         raise StorageError(f"{url} names no bucket", number=6, remedy=f"write {scheme}://BUCKET/PREFIX")
-    return Store(url, _connect(scheme, bucket), prefix.strip("/"))
+    try:
+        backend = _connect(scheme, bucket)
+    except Exception as error:  # botocore and obstore have their own families: no credentials, no such profile, …
+        reason = str(error).split("\n")[0][:300]
+        raise StorageError(
+            f"{url}: {reason}",
+            number=7,
+            remedy="set up credentials (AWS_ACCESS_KEY_ID…, a profile or an instance role)",
+        ) from error
+    return Store(url, backend, prefix.strip("/"))
 
 
 def _connect(scheme: str, bucket: str) -> Any:

@@ -105,3 +105,21 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         open_store(tmp_path / "file").put("x", b"")
+
+
+def test_a_bucket_without_credentials_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(StorageError, match=r"s3://bucket/x: .*credentials") as caught:
+        open_store("s3://bucket/x")
+    assert "AWS_ACCESS_KEY_ID" in caught.value.remedy
+
+
+def test_stat_tells_size_and_age(store: Store) -> None:
+    store.put("a/x", b"123")
+    entry = store.stat("a/x")
+    assert entry == store.list()[0]
+    assert store.stat("a/y") is None
