@@ -57,7 +57,7 @@ def _letter_before_break(text: str, start: int) -> int:
     at = text.find("\n", start)
     while at >= 0:
         border = at - 1 if text[at - 1] == "\r" else at
-        if text[border - 1].isalpha():
+        if border >= start and text[border - 1].isalpha():
             return border
         at = text.find("\n", at + 1)
     return len(text)

@@ -110,7 +110,8 @@ def _paths(spec: str, path: Path, text_key: str) -> Iterator[FileSource]:
             raise _unknown_suffix(spec)
         root, paths = path.parent, [path]
     else:
-        root, matches = _glob_root(path), [Path(p) for p in glob.glob(str(path), recursive=True)]
+        matches = [Path(p) for p in glob.glob(str(path), recursive=True) if glob.has_magic(str(path))]
+        root = _glob_root(path)
         paths = [p for p in matches if p.is_file() and p.suffix.lower() in SUFFIXES]
         if matches and not paths:
             raise _unknown_suffix(spec)
@@ -151,7 +152,7 @@ def _unknown_suffix(spec: str) -> DataError:
 
 def _objects(url: str, text_key: str) -> Iterator[ObjectSource]:
     scheme, _, rest = url.partition("://")
-    bucket, _, key = rest.strip("/").partition("/")
+    bucket, _, key = rest.rstrip("/").partition("/")
     store = open_store(f"{scheme}://{bucket}")
     for entry in _entries(store, key, url):
         below = PurePosixPath(entry.key)
@@ -162,10 +163,9 @@ def _objects(url: str, text_key: str) -> Iterator[ObjectSource]:
 def _entries(store: Store, key: str, url: str) -> list[Entry]:
     """The object `key`, or those of a known kind below it."""
     if key.lower().endswith(SUFFIXES):
-        folder = key.rpartition("/")[0]
-        matches = [entry for entry in store.list(folder) if entry.key == key]
-        if matches:
-            return matches
+        entry = store.stat(key)
+        if entry:
+            return [entry]
     entries = [entry for entry in store.list(key) if entry.key.lower().endswith(SUFFIXES)]
     if not entries:
         raise StorageError(

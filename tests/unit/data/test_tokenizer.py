@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flextrain.data.documents import Document
@@ -106,6 +106,7 @@ def test_a_tokenizer_without_end_of_sequence_is_refused() -> None:
         Tokenizer.from_transformers(transformers.PreTrainedTokenizerFast(tokenizer_object=bare))
 
 
+@example(["word", "\r\n", "word"], 1)  # a border at the very start of a piece
 @given(
     st.lists(st.sampled_from(["word", "x1", " ", "\n", "\r\n", "\n\n", ";", "é", "    "]), max_size=200),
     st.integers(1, 40),
