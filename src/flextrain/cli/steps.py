@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from metaflow import current
 
+from flextrain.cli import commands
 from flextrain.cli.summary import evaluation_summary, run_summary
 from flextrain.config import Config, parse_config
 from flextrain.flowkit.failures import not_retried, plain_errors
@@ -71,13 +72,9 @@ def start(
 @step_body
 def build_index(values: Values, launch: Launch, out: str = "") -> IndexRef:
     """Build the token index at `out` (by default beside the experiments), or find it built."""
-    from flextrain.data import index_builder
-
     config = effective_config(values, launch)
     with node_time(config, launch.run_root(current.run_id), "index"):
-        if out:
-            return IndexRef(*index_builder.build_index(config.data, out))
-        return IndexRef(*index_builder.ensure_index(config.data, launch.storage))
+        return commands.index(config, out or None)
 
 
 @step_body
@@ -110,10 +107,9 @@ def evaluate_alone(values: Values, checkpoint: str, index: str) -> "EvalReport":
 
 
 def _evaluate(config: Config, checkpoint: str, index: str) -> "EvalReport":
-    from flextrain.evaluate.suite import evaluate
     from flextrain.flowkit.cards import evaluation_components
 
-    report = evaluate(config, checkpoint_url=checkpoint, index=index)
+    report = commands.evaluate(config, checkpoint, index)
     current.card["evaluation"].extend(evaluation_components(report.to_dict()))
     return report
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_POINTS = 1000
+WATERFALL_COLORS = {"level": "#4c78a8", "less": "#54a24b", "more": "#e45756"}
 Point = tuple[float, float]
 
 
@@ -52,13 +53,14 @@ def bar_chart(bars: Sequence[tuple[str, float]], value: str) -> dict[str, Any]:
 
 
 def waterfall(steps: Sequence[tuple[str, float]], total: str, value: str) -> dict[str, Any]:
-    """Bars that start where the one before ended, then their sum, named `total`, from zero."""
+    """Bars that start where the one before ended, the first one from zero; then their sum, named `total`, from zero."""
     rows: list[dict[str, Any]] = []
     level = 0.0
     for name, amount in steps:
-        rows.append({"name": name, "from": level, "to": level + amount, "kind": "part"})
+        kind = "level" if not rows else "less" if amount < 0 else "more"
+        rows.append({"name": name, "from": level, "to": level + amount, "kind": kind})
         level += amount
-    rows.append({"name": total, "from": 0.0, "to": level, "kind": "total"})
+    rows.append({"name": total, "from": 0.0, "to": level, "kind": "level"})
     return {
         "data": {"values": rows},
         "mark": "bar",
@@ -67,6 +69,11 @@ def waterfall(steps: Sequence[tuple[str, float]], total: str, value: str) -> dic
             "x": {"field": "name", "type": "nominal", "title": None, "sort": None, "axis": {"labelAngle": 0}},
             "y": {"field": "from", "type": "quantitative", "title": value},
             "y2": {"field": "to"},
-            "color": {"field": "kind", "type": "nominal", "legend": None},
+            "color": {
+                "field": "kind",
+                "type": "nominal",
+                "legend": None,
+                "scale": {"domain": list(WATERFALL_COLORS), "range": list(WATERFALL_COLORS.values())},
+            },
         },
     }

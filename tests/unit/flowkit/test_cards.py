@@ -133,7 +133,7 @@ def test_the_cost_card_falls_from_on_demand_to_what_was_paid() -> None:
     components = {type(c).__name__: c.render() for c in cost_components(report)}
     bars = components["VegaChart"]["spec"]["data"]["values"]
     assert bars[0]["name"] == "on-demand"
-    assert bars[-1] == {"name": "paid", "from": 0.0, "to": pytest.approx(report.paid_usd), "kind": "total"}
+    assert bars[-1] == {"name": "paid", "from": 0.0, "to": pytest.approx(report.paid_usd), "kind": "level"}
     assert [row[:2] for row in components["Table"]["data"]] == [
         ["useful", "15.0 s"],
         ["restart", "5.0 s"],
