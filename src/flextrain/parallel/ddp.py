@@ -24,8 +24,7 @@ def settle_buckets(module: nn.Module, backward: Callable[[], object]) -> None:
     each sum is rounded, so without this a resumed run would differ in the last bit from one that was never stopped.
     """
     if isinstance(module, DistributedDataParallel):
-        backward()
-        backward()  # the new layout takes effect at the forward after the first backward
+        backward()  # the forward after it takes the new layout
 
 
 def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
