@@ -47,6 +47,8 @@ def environ(tree: Path, text: str) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
+        "VENV": str(tree / ".venv"),
+        "ARGS": "",
         "PYTHONPATH": str(tree / "src"),
         "METAFLOW_HOME": str(tree / ".metaflow-home"),
         "METAFLOW_DATASTORE_SYSROOT_LOCAL": str(tree),
