@@ -73,7 +73,7 @@ def server() -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), NotFound) as http:
-        thread = Thread(target=http.serve_forever)
+        thread = Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
