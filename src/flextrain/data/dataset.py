@@ -77,6 +77,15 @@ class ResumableDataset(Dataset[Sample]):
         input_ids_BT, labels_BT = self.batch(np.asarray(sample_ids, dtype=np.int64))
         return [{"input_ids": x, "labels": y} for x, y in zip(input_ids_BT, labels_BT, strict=True)]
 
+    @property
+    def fingerprint(self) -> str:
+        """Names these samples: equal for equal text, tokenizer, split and length, on any machine."""
+        return f"{self.index.digest[:32]}/{self.index.split}/{self.seq_length}"
+
+    @property
+    def tokenizer_digest(self) -> str:
+        return self.index.tokenizer().digest
+
     def batch(self, sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[Tensor, Tensor]:
         """(input_ids_BT, labels_BT) of those samples, int64. Raises IndexError for an id that is not there."""
         tokens = torch.from_numpy(self.index.gather(sample_ids * self.seq_length, self.seq_length + 1))

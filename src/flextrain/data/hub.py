@@ -1,24 +1,14 @@
-"""The Hugging Face hub: is it reachable, and what of it can be loaded without waiting for a network that is not there.
+"""Datasets and tokenizers of the Hugging Face hub, from its caches at once where there is no network."""
 
-Without this, `load_dataset` and `from_pretrained` retry for 23 to 46 s on a machine without network (measured with
-huggingface_hub 2.4); with it they look into their caches at once.
-"""
-
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flextrain.data.documents import Document, Record, Source, Tally, documents_of
 from flextrain.data.readers import ROWS_PER_BATCH, check_column, row_record
 from flextrain.errors import DataError
-
-PROBE_TIMEOUT_S = 5.0
+from flextrain.hub import hub_session
 
 
 @dataclass(frozen=True)
@@ -117,47 +107,3 @@ def _offline_remedy(what: str) -> str:
     return (
         f"the hub cannot be reached from here: load {what} once where it can, then copy the cache, or use local files"
     )
-
-
-@contextmanager
-def hub_session() -> Iterator[bool]:
-    """Within it the Hugging Face libraries use their caches alone where the hub is out of reach; yields whether so."""
-    import huggingface_hub.constants as hub
-
-    modules: list[Any] = [hub]
-    try:
-        import datasets.config
-
-        modules.append(datasets.config)
-    except ImportError:  # a tokenizer needs huggingface_hub alone
-        pass
-    before = [module.HF_HUB_OFFLINE for module in modules]
-    offline = any(before) or not hub_reachable(hub.ENDPOINT)
-    for module in modules:
-        module.HF_HUB_OFFLINE = offline
-    try:
-        yield offline
-    finally:
-        for module, value in zip(modules, before, strict=True):
-            module.HF_HUB_OFFLINE = value
-
-
-@cache
-def hub_reachable(endpoint: str) -> bool:
-    """Whether anything answers there within PROBE_TIMEOUT_S, proxies of the environment included."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_TIMEOUT_S).close()
-        except urllib.error.HTTPError:
-            pass  # an answer all the same
-        except (OSError, ValueError):
-            return
-        answered.set()
-
-    # A thread, because name resolution knows no timeout.
-    thread = threading.Thread(target=ask, name="hub-probe", daemon=True)
-    thread.start()
-    thread.join(PROBE_TIMEOUT_S)
-    return answered.is_set()

@@ -30,6 +30,7 @@ def evaluate(config: Config, *, checkpoint_url: str, index: TokenIndexFile | str
     opened = TokenIndexFile(index, split="heldout") if isinstance(index, str) else index
     split = opened if opened.split == "heldout" else opened.other("heldout")
     manifest = read_manifest(open_store(checkpoint_url))
+    _check_tokenizer(manifest.state.get("tokenizer"), split, checkpoint_url)
     trained = _recorded_config(manifest.state.get("config"), checkpoint_url) or config
     model = _load_model(trained, checkpoint_url, split)
     settings, seq_length = config.evaluation, trained.data.seq_length
@@ -47,6 +48,16 @@ def evaluate(config: Config, *, checkpoint_url: str, index: TokenIndexFile | str
         step=manifest.step,
         samples=_samples(model, split, config, seq_length),
     )
+
+
+def _check_tokenizer(trained_with: object, split: TokenIndexFile, checkpoint_url: str) -> None:
+    found = split.tokenizer().digest
+    if trained_with not in (None, found):
+        raise CheckpointMismatch(
+            f"{checkpoint_url} was trained with tokenizer {str(trained_with)[:16]}…; {split.url} has {found[:16]}…",
+            number=31,
+            remedy="give the index it was trained on, or one built with the same tokenizer",
+        )
 
 
 def _recorded_config(recorded: object, checkpoint_url: str) -> Config | None:

@@ -91,8 +91,7 @@ class DistributedTrainer:
         )
         manifest = self._resume(saver)
         saved = manifest.state if manifest else {}
-        first = getattr(self._dataset, "position", 0)
-        plan = plan_data(self.config, len(self._dataset), first, self.world.size, saved.get("data"))
+        plan = plan_data(self.config, self._dataset, self.world.size, saved.get("data"))
         progress = Progress(
             step=manifest.step if manifest else 0,
             last_step=plan.last_step(self.config),
@@ -138,6 +137,7 @@ class DistributedTrainer:
                 "position": plan.first + progress.step * plan.global_batch,
                 "tokens": progress.tokens,
                 "loss": progress.loss,
+                "tokenizer": getattr(self._dataset, "tokenizer_digest", None),
                 "rng": "torch.manual_seed of (main.seed, step, rank) before every step",
                 "config": self.config.model_dump(mode="json"),
                 "config_digest": config_digest(self.config),
