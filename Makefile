@@ -7,10 +7,8 @@ ARGS ?=
 
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# PyPI's torch for Linux brings gigabytes of CUDA libraries. A machine without an NVIDIA driver takes the CPU wheel where
-# it can reach it; TORCH_INDEX= (empty) takes PyPI's in any case.
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
-TORCH_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --retries 0 --timeout 15)
+# PyPI's torch for Linux brings gigabytes of CUDA libraries; `make TORCH_INDEX=URL …` takes it from an index of CPU wheels.
+TORCH_FLAGS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 # As in an activated environment: Metaflow starts the other nodes of a local gang as `python`.
 INSIDE := PATH="$(BIN):$$PATH"
