@@ -12,7 +12,6 @@ import pytest
 from tests.support.s3 import Bucket
 from tests.support.texts import small_config, write_corpus
 
-from flextrain.data import hub
 from flextrain.data.index_builder import build_index, main
 from flextrain.errors import FlextrainError
 
@@ -97,7 +96,7 @@ SOURCES: dict[str, Case] = {
 def test_broken_sources(
     make: Callable[[Path], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "hub_reachable", lambda endpoint: False)
+    monkeypatch.setattr("flextrain.hub.hub_reachable", lambda endpoint: False)
     folder, out = tmp_path / "corpus", tmp_path / "out"
     folder.mkdir()
     source = str(make(folder))
@@ -120,7 +119,7 @@ def test_broken_sources(
     ],
 )
 def test_broken_tokenizers(tokenizer: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "hub_reachable", lambda endpoint: False)
+    monkeypatch.setattr("flextrain.hub.hub_reachable", lambda endpoint: False)
     write_corpus(tmp_path / "corpus")
     (tmp_path / "EMPTY").mkdir()
     spec = tokenizer.replace("EMPTY", str(tmp_path / "EMPTY"))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import BertConfig, GPT2Config, LlamaConfig, LlamaForCausalLM, T5Config
 
-import flextrain.hub
 from flextrain.config import ModelConfig
 from flextrain.errors import ModelError
 from flextrain.model import build_model, token_loss_sum
@@ -120,12 +119,6 @@ def test_a_name_out_of_reach_is_an_error_at_once_and_not_a_retry(monkeypatch: py
         build("nobody/no-such-model")
     assert "copy the model's folder" in caught.value.remedy
     assert caught.value.code == "FT-MOD-011"
-
-
-def test_an_unreachable_hub_is_noticed() -> None:
-    flextrain.hub.hub_reachable.cache_clear()
-    assert not flextrain.hub.hub_reachable("http://127.0.0.1:9")
-    flextrain.hub.hub_reachable.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "some/deep/path"])
