@@ -28,8 +28,9 @@ def train_from_config(
     """Train the configured model on a token index; returns the trainer's metrics. Every rank calls it."""
     index = TokenIndexFile(index_uri)
     dataset = ResumableDataset(index_file=index, seq_length=config.data.seq_length, seed=config.main.seed)
-    vocab_size = config.model.vocab_size or index.vocab_size
-    model = build_model(config.model, vocab_size=vocab_size, seq_length=config.data.seq_length, seed=config.main.seed)
+    model = build_model(
+        config.model, vocab_size=index.vocab_size, seq_length=config.data.seq_length, seed=config.main.seed
+    )
     return DistributedTrainer(model, config, dataset, place=place, store=store).train()
 
 

@@ -99,6 +99,20 @@ def test_a_configuration_from_the_future_is_named(
         evaluate(asked(), checkpoint_url=catalog.url_of(1), index=index)
 
 
+def test_text_of_another_tokenizer_is_refused(
+    index: TokenIndexFile, checkpoint: tuple[str, torch.nn.Module], tmp_path: Path
+) -> None:
+    model = checkpoint[1]
+    catalog = Catalog(open_store(tmp_path))
+    saver = CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), 2)
+    facts = {"config": TRAINED.model_dump(mode="json")}
+    saver.save(1, {**facts, "tokenizer": index.tokenizer().digest})
+    saver.save(2, {**facts, "tokenizer": "0" * 64})
+    assert evaluate(asked(sample_tokens=0), checkpoint_url=catalog.url_of(1), index=index).step == 1
+    with pytest.raises(CheckpointMismatch, match="was trained with tokenizer 0000000000000000…"):
+        evaluate(asked(), checkpoint_url=catalog.url_of(2), index=index)
+
+
 def test_a_folder_without_a_checkpoint_is_named(index: TokenIndexFile, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no committed checkpoint"):
         evaluate(asked(), checkpoint_url=str(tmp_path / "step-00000001"), index=index)
