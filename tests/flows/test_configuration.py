@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.flows.conftest import FLOWS, Workshop, must
+from tests.flows.conftest import FLOWS, Workshop, must, open_workshop
 
 pytestmark = pytest.mark.integration
 ALL_FLOWS = ["train_flow.py", "index_flow.py", "evaluate_flow.py"]
@@ -76,3 +76,12 @@ def test_flow_files_import_no_torch() -> None:
         load = f"import sys, runpy; runpy.run_path({str(FLOWS / flow)!r}, run_name='flow')"
         probe = f"{load}; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
+
+
+def test_one_flow_file_serves_laptop_and_cluster(tmp_path: Path) -> None:
+    bucket = {"METAFLOW_DEFAULT_DATASTORE": "s3", "METAFLOW_DATASTORE_SYSROOT_S3": "s3://bucket/metaflow"}
+    workshop = open_workshop(tmp_path, bucket)
+    for kubernetes, steps in (("false", 0), ("true", 7)):
+        config = f"flow: {{kubernetes: {kubernetes}}}"
+        shown = must(workshop.flow("train_flow.py", "--config-value", "config", config, "show"))
+        assert (shown.stdout + shown.stderr).count("@kubernetes") == steps
