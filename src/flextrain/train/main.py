@@ -4,6 +4,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from flextrain.config.schema import Config
 from flextrain.data import ResumableDataset, TokenIndexFile
 from flextrain.elastic.place import RunPlace, open_place
 from flextrain.elastic.spec import RankSpec
-from flextrain.errors import FlextrainError, GangError, unpack
+from flextrain.errors import FlextrainError, GangError
 from flextrain.model import build_model
 from flextrain.parallel import join_group, leave_group
 from flextrain.storage import open_store
+from flextrain.train.agree import from_rank_0
 from flextrain.train.rendezvous import meet
 from flextrain.train.trainer import DistributedTrainer
 from flextrain.world import World
@@ -38,25 +40,11 @@ def train_under_torchrun(config: Config, build_index: Callable[[], str]) -> dict
     """The same for a rank that torchrun started: rank 0 builds the index and chooses the run, and tells the others."""
     world = World.detect()
     join_group(world, config.distributed)
-    told: list[Any] = [None]
-    if world.is_main:
-        told = [_packed(lambda: (build_index(), open_place(config).to_dict()))]
-    dist.broadcast_object_list(told)
-    if "kind" in told[0]:
-        raise unpack(told[0])
-    index_uri, place = told[0]["value"]
     try:
-        return train_from_config(config, index_uri, RunPlace(**{**place, "node": world.node}))
+        index_uri, place = from_rank_0(world, lambda: (build_index(), open_place(config)))
+        return train_from_config(config, index_uri, replace(place, node=world.node))
     finally:
         leave_group()
-
-
-def _packed(action: Callable[[], Any]) -> dict[str, Any]:
-    """The value, or a FlextrainError packed: the other ranks wait for one or the other."""
-    try:
-        return {"value": action()}
-    except FlextrainError as error:
-        return error.pack()
 
 
 def main(spec_path: str) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 from flextrain.config.load import parse_config
 from flextrain.config.schema import Config
 from flextrain.data.index_builder import ensure_index
-from flextrain.elastic.place import open_place
 from flextrain.elastic.ranks import count_gpus
-from flextrain.train.main import train_from_config
+from flextrain.train.main import train_under_torchrun
 from flextrain.world import World
 
 
@@ -58,8 +57,7 @@ class FSDPTrainer:
         training.epochs, training.batch_size, training.learning_rate = epochs, batch_size, learning_rate
         ranks = self.config.flow.num_nodes * max(world.local_size, count_gpus(), 1)
         training.global_batch_size = batch_size * ranks
-        uri, _ = ensure_index(self.config.data, self.config.main.output_dir)
-        return train_from_config(self.config, uri, open_place(self.config))
+        return train_under_torchrun(self.config, lambda: ensure_index(self.config.data, self.config.main.output_dir)[0])
 
 
 def _source(dataset: str) -> str:

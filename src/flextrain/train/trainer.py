@@ -1,6 +1,7 @@
 """DistributedTrainer: any model, any dataset, any number of ranks, one trajectory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from flextrain.model.loss import token_loss_sum
 from flextrain.parallel import join_group, parallelize
 from flextrain.parallel.ddp import settle_buckets
 from flextrain.tracking import Tracker, names
+from flextrain.train.agree import from_rank_0
 from flextrain.train.data_plan import DataPlan, plan_data
 from flextrain.train.hooks import CheckpointHook, ConsoleHook, Hook, MetricsHook, Progress, StateHook
 from flextrain.train.loop import run_loop
@@ -53,7 +55,7 @@ class DistributedTrainer:
         self.config, self.world = config, World.detect()
         setup(self.world)
         self.device = join_group(self.world, config.distributed, store)
-        self.place = place or open_place(config)
+        self.place = place or replace(from_rank_0(self.world, lambda: open_place(config)), node=self.world.node)
         self.model = model
         self._dataset, self._loss_sum, self._hooks = train_dataset, loss_sum, tuple(hooks)
         self._parallel = parallelize(model, config, self.world, self.device)
