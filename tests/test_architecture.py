@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {  # room -> the rooms it may import, besides BASE
         "cost",
         "evaluate",
     },
-    "flowkit": {"config", "storage", "elastic", "cost"},
+    "flowkit": {"config", "storage", "tracking", "elastic", "cost"},
 }
 OPEN_ROOMS = {"cli"}  # may import anything, lazily
 TORCH_FREE = [

@@ -5,7 +5,6 @@ A user's mistake ends a step with a message instead of a traceback. Everything h
 
 import functools
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from flextrain.evaluate.report import EvalReport
     from flextrain.tracking import EventLog
 
-BEAT_S = 1.0
 Values = Mapping[str, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,35 +127,17 @@ def heldout_metrics(report: "EvalReport") -> dict[str, float]:
 def node_time(config: Config, run_root: str, state: str) -> Iterator["EventLog"]:
     """Record that this node spends its time on `state` while the block runs, for the run's ledger."""
     from flextrain.elastic.place import local_events
+    from flextrain.elastic.recording import recording
     from flextrain.storage import open_store
-    from flextrain.tracking import AGENT_RANK, EventLog, RunInfo, event_path, names, upload_events
+    from flextrain.tracking import AGENT_RANK, RunInfo, names
 
     run_id = run_root.rpartition("/")[2]
     folder = local_events(run_root, config, run_id)
-    info = RunInfo(
-        config.main.experiment_name,
-        run_id,
-        current.retry_count,
-        AGENT_RANK,
-        0,
-        uuid.uuid4().hex[:12],
-        config.model_dump(mode="json"),
-    )
-    log = EventLog(event_path(folder, info))
-    log.start(info)
-    log.event(names.STATE, state=state)
-    stop = threading.Event()
-    beats = threading.Thread(target=_beat, args=(log, stop), daemon=True)
-    beats.start()
-    status = names.Status.FAILED
-    try:
-        yield log
-        status = names.Status.FINISHED
-    finally:
-        stop.set()
-        beats.join()
-        log.close(status)
-        upload_events(folder, open_store(run_root).child("events"))
+    life, values = uuid.uuid4().hex[:12], config.model_dump(mode="json")
+    info = RunInfo(config.main.experiment_name, run_id, current.retry_count, AGENT_RANK, 0, life, values)
+    durable = open_store(run_root).child("events")
+    with recording(info, folder, durable, names.State(state)) as record:
+        yield record.log
 
 
 @step_body
@@ -196,11 +176,6 @@ def _newest(experiment_url: str) -> str | None:
     found = newest_checkpoint(experiment_url)
     print(f"going on from {found}" if found else f"no checkpoint below {experiment_url} yet: training starts afresh")
     return found
-
-
-def _beat(log: "EventLog", stop: threading.Event) -> None:
-    while not stop.wait(BEAT_S):
-        log.event("beat")
 
 
 def _config_name() -> str:

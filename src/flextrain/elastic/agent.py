@@ -7,25 +7,21 @@ starts the next attempt, which resumes from the newest checkpoint.
 import os
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flextrain.config.schema import Config
 from flextrain.elastic.place import RunPlace, local_events, look_back
 from flextrain.elastic.ranks import RankProcesses, count_gpus
+from flextrain.elastic.recording import recording
 from flextrain.elastic.spec import AgentSpec, RankSpec
-from flextrain.storage import Store, open_store
-from flextrain.tracking import EventLog, RunInfo, names
-from flextrain.tracking.events import read_events, upload_events
+from flextrain.storage import open_store
+from flextrain.tracking import AGENT_RANK, RunInfo, names, read_events
 from flextrain.world import World
 
 TICK_S = 0.2
-BEAT_S = 1.0
-UPLOAD_S = 15.0
 
 
 def run_agent(spec: AgentSpec, on_tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -49,6 +45,8 @@ def run_agent(spec: AgentSpec, on_tick: Callable[[], None] = lambda: None) -> di
         spec.resume_from,
         replay_until,
     )
+    experiment = config.main.experiment_name
+    info = RunInfo(experiment, spec.run_id, spec.attempt, AGENT_RANK, spec.node, spec.incarnation, spec.config)
     reports = Path(tempfile.mkdtemp(prefix="flextrain-agent-"))
     try:
         rank_spec = RankSpec(
@@ -60,9 +58,12 @@ def run_agent(spec: AgentSpec, on_tick: Callable[[], None] = lambda: None) -> di
             main_host=spec.main_host,
             reports=str(reports),
         ).save(reports / "spec.json")
-        with _recording(spec, events, durable) as tick, _ranks(spec, local_size, rank_spec) as ranks:
+        with (
+            recording(info, events, durable, names.State.RESTART) as record,
+            _ranks(spec, local_size, rank_spec) as ranks,
+        ):
             while ranks.running():
-                tick()
+                record.upload()
                 on_tick()
                 time.sleep(TICK_S)
             on_tick()
@@ -79,44 +80,3 @@ def _ranks(spec: AgentSpec, local_size: int, rank_spec: Path) -> RankProcesses:
     nodes_here = spec.num_nodes if spec.main_host in ("127.0.0.1", "localhost") else 1
     threads = max(1, (os.cpu_count() or 1) // (local_size * nodes_here))
     return RankProcesses(worlds, rank_spec, rank_spec.parent, threads)
-
-
-@contextmanager
-def _recording(spec: AgentSpec, events: Path, durable: Store) -> Iterator[Callable[[], None]]:
-    """Append this node's life to its event file, and copy all event files to the run's store where that is remote.
-
-    Beats come from a thread of their own, so that a slow card or upload never looks like a dead node.
-    """
-    log = EventLog(events / f"node-{spec.node:04d}.{spec.incarnation}.jsonl")
-    config = spec.config
-    log.start(
-        RunInfo(config["main"]["experiment_name"], spec.run_id, spec.attempt, -1, spec.node, spec.incarnation, config)
-    )
-    log.event(names.STATE, state="restart")
-    stop = threading.Event()
-    beats = threading.Thread(target=_beat, args=(log, stop), daemon=True)
-    beats.start()
-    remote = durable.local_root is None
-    uploaded_s = time.monotonic()
-
-    def tick() -> None:
-        nonlocal uploaded_s
-        if remote and time.monotonic() - uploaded_s > UPLOAD_S:
-            upload_events(events, durable)
-            uploaded_s = time.monotonic()
-
-    status = "failed"
-    try:
-        yield tick
-        status = "finished"
-    finally:
-        stop.set()
-        beats.join()
-        log.close(status)
-        if remote:
-            upload_events(events, durable)
-
-
-def _beat(log: EventLog, stop: threading.Event) -> None:
-    while not stop.wait(BEAT_S):
-        log.event(names.BEAT)

@@ -17,6 +17,7 @@ from flextrain.world import World
 
 REPORT_GRACE_S = 3.0  # a peer's death reaches the others first; the rank that knows the reason may need a moment more
 TERMINATE_GRACE_S = 5.0
+LOST_A_PEER = 7  # number of the GangError that says no more than that another rank is gone
 
 
 class RankProcesses:
@@ -67,10 +68,14 @@ class RankProcesses:
         while time.monotonic() < deadline and any(process.poll() is None for process in self._processes):
             time.sleep(0.05)
         errors = [unpack(json.loads(path.read_text())) for path in sorted(self._reports.glob("error-*.json"))]
-        causes = [error for error in errors if not isinstance(error, GangError)]
-        if causes or errors:
-            return (causes or errors)[0]
-        rank, code = next((r, p.returncode) for r, p in enumerate(self._processes) if p.returncode not in (None, 0))
+        causes = [error for error in errors if (type(error), error.number) != (GangError, LOST_A_PEER)]
+        if causes:
+            return min(causes, key=lambda error: isinstance(error, GangError))
+        codes = [(rank, process.returncode) for rank, process in enumerate(self._processes)]
+        silent = [(rank, code) for rank, code in codes if code and not (self._reports / f"error-{rank}.json").exists()]
+        if not silent:
+            return errors[0]
+        rank, code = silent[0]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return GangError(
             f"local rank {rank} {how}", number=5, remedy="start again: training resumes from the newest checkpoint"

@@ -47,18 +47,17 @@ class TrainingCard:
         self,
         card: Any,
         events: Path,
-        total_steps: int | None,
         *,
         attempt: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`card` is Metaflow's `current.card[…]`, `events` the folder of event files, `clock` gives unix seconds."""
-        self._card, self._clock, self._total = card, clock, total_steps
+        self._card, self._clock = card, clock
         self._tails = [EventTail(events, pattern) for pattern in ("rank-00000.*.jsonl", "node-*.jsonl")]
         self._view = RunView()
         self._due_s = clock()
         self._broken = False
-        self._bar = ProgressBar(max=total_steps or 1, label="Steps")
+        self._bar = ProgressBar(max=100, label="Steps", unit="%")
         self._chart = VegaChart(loss_chart(self._view))
         self._notes = Markdown("starting")
         card.append(Markdown(f"## Training, attempt {attempt + 1}"), id=f"title-{attempt}")
@@ -80,7 +79,7 @@ class TrainingCard:
         for tail in self._tails:
             self._view.feed(tail.poll())
         view = self._view
-        self._bar.update(view.step if self._total else 0, metadata=view.pace(self._total))
+        self._bar.update(view.percent, metadata=view.pace())
         self._chart.update(loss_chart(view))
         self._notes.update(training_notes(view, self._clock()))
         self._card.refresh()

@@ -40,9 +40,8 @@ def train_node(config: Config, launch: Launch, index: IndexRef, current: Any) ->
     if spec.node > 0:
         card.append(Markdown(f"Node {spec.node} of {spec.num_nodes}: node 0 shows the whole gang."))
         return _train_ref(run_agent(spec), spec, current)
-    total_steps = None if config.training.epochs else config.training.max_steps
     events = local_events(spec.run_root, config, spec.run_id)
-    training = TrainingCard(card, events, total_steps, attempt=spec.attempt)
+    training = TrainingCard(card, events, attempt=spec.attempt)
     result = run_agent(spec, on_tick=training.refresh)
     training.refresh(now=True)
     return _train_ref(result, spec, current)

@@ -1,8 +1,9 @@
 """Follows event files that other processes append to: each poll returns only the lines that are new."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from flextrain.tracking.events import parse
 
 
 class EventTail:
@@ -21,13 +22,5 @@ class EventTail:
                 data = file.read()
             complete = data.rpartition(b"\n")[0]
             self._offsets[path] = self._offsets.get(path, 0) + (len(complete) + 1 if complete else 0)
-            events += [event for line in complete.splitlines() if (event := _parse(line))]
+            events += [event for line in complete.splitlines() if (event := parse(line))]
         return events
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:  # torn by a kill, then appended to by nobody: files belong to one incarnation
-        return None
-    return event if isinstance(event, dict) else None

@@ -20,6 +20,7 @@ HELDOUT_ACCURACY = "eval/accuracy"
 STATE = "state"  # state=State: from now on this node is in that state
 BEAT = "beat"  # still alive; about once a second
 CHECKPOINT = "checkpoint"  # step, url, size_bytes, seconds: committed
+PLAN = "plan"  # last_step: how far this attempt is to train
 RESUME = "resume"  # step, url: training goes on from that checkpoint
 FAILURE = "failure"  # reason: a rank or node failed
 

@@ -1,6 +1,7 @@
 """One rank: `python -m flextrain.train.main SPEC.json`, started by an agent with the world in its environment."""
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from flextrain.train.agree import from_rank_0
 from flextrain.train.rendezvous import meet
 from flextrain.train.trainer import DistributedTrainer
 from flextrain.world import World
+
+# What gloo, NCCL and the rendezvous store say when the process at the other end is gone.
+LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|recvValue|NCCL|remote process")
 
 
 def train_from_config(
@@ -64,13 +68,22 @@ def main(spec_path: str) -> int:
         _report(reports / f"error-{world.local_rank}.json", error.pack())
         return 1
     except Exception as error:
-        traceback.print_exc()
-        failure = GangError(
-            f"rank {world.rank}: {type(error).__name__}: {error}", number=6, remedy="its traceback is above"
-        )
-        _report(reports / f"error-{world.local_rank}.json", failure.pack())
+        _report(reports / f"error-{world.local_rank}.json", _explain(error, world).pack())
         return 1
     return 0
+
+
+def _explain(error: Exception, world: World) -> GangError:
+    """A lost peer in a sentence; anything else is unexpected, and its traceback is printed."""
+    reason = f"{type(error).__name__}: {error}".split("\n")[0]
+    if dist.is_initialized() and LOST_PEER.search(str(error)):
+        return GangError(
+            f"rank {world.rank} lost a peer ({reason})",
+            number=7,
+            remedy="the peer's own message or the log of its node tells why; started again, training resumes",
+        )
+    traceback.print_exc()
+    return GangError(f"rank {world.rank}: {reason}", number=6, remedy="its traceback is above")
 
 
 def _report(path: Path, content: dict[str, Any]) -> None:

@@ -91,18 +91,20 @@ class DistributedTrainer:
         saver = CheckpointSaver(
             Catalog(self.place.checkpoints), self._parallel.plain, optimizer, self.config.checkpoint.keep_last_n
         )
-        manifest = self._resume(saver)
-        saved = manifest.state if manifest else {}
+        resumed = self._resume(saver)
+        saved = resumed[0].state if resumed else {}
         plan = plan_data(self.config, self._dataset, self.world.size, saved.get("data"))
         progress = Progress(
-            step=manifest.step if manifest else 0,
+            step=resumed[0].step if resumed else 0,
             last_step=plan.last_step(self.config),
             tokens=saved.get("tokens", 0),
             loss=saved.get("loss", float("nan")),
         )
-        if manifest:
-            url = saver.catalog.url_of(manifest.step)
+        tracker.event(names.PLAN, last_step=progress.last_step)
+        if resumed:
+            manifest, url = resumed
             progress.checkpoint = {"url": url, "step": manifest.step, "digest": manifest.digest}
+            log.info("resumed from %s", url)
             tracker.event(names.RESUME, step=manifest.step, url=url)
         loader = self._loader(plan)
         take_step = OptimizerStep(self._parallel, optimizer, self.config, progress.last_step, self._loss_sum)
@@ -112,14 +114,15 @@ class DistributedTrainer:
         run_loop(progress, loader, take_step, [*self._own_hooks(saver, plan, tracker), *self._hooks])
         return progress
 
-    def _resume(self, saver: CheckpointSaver) -> Manifest | None:
+    def _resume(self, saver: CheckpointSaver) -> tuple[Manifest, str] | None:
+        """Load the run's newest sound checkpoint, else the one it was told to start from; (manifest, URL) of it."""
         manifest = saver.resume()
-        if manifest is None and self.place.resume_from:
-            catalog, step = Catalog.locate(self.place.resume_from)
-            manifest = saver.load(catalog, step)
         if manifest:
-            log.info("resumed from step %d of %s", manifest.step, saver.catalog.store.url)
-        return manifest
+            return manifest, saver.catalog.url_of(manifest.step)
+        if not self.place.resume_from:
+            return None
+        catalog, step = Catalog.locate(self.place.resume_from)
+        return saver.load(catalog, step), self.place.resume_from
 
     def _loader(self, plan: DataPlan) -> StepLoader:
         return StepLoader(

@@ -46,6 +46,12 @@ class Card:
         return json.dumps([component.render() for component in self.components.values()])
 
 
+def write_plan(folder: Path, last_step: int) -> None:
+    folder.mkdir(exist_ok=True)
+    plan = {**IDENTITY, "kind": "event", "name": "plan", "fields": {"last_step": last_step}}
+    (folder / "rank-00000.a.jsonl").write_text(json.dumps(plan) + "\n")
+
+
 def write_steps(folder: Path, steps: range, incarnation: str = "a") -> None:
     folder.mkdir(exist_ok=True)
     metrics = {"train/loss": 3.25, "train/step_seconds": 2.0, "train/tokens_per_second": 1500.0}
@@ -56,11 +62,12 @@ def write_steps(folder: Path, steps: range, incarnation: str = "a") -> None:
 
 def test_the_training_card_shows_what_rank_0_recorded(tmp_path: Path) -> None:
     card = Card()
-    training = TrainingCard(card, tmp_path / "events", 100, attempt=1, clock=lambda: 0.0)
+    training = TrainingCard(card, tmp_path / "events", attempt=1, clock=lambda: 0.0)
+    write_plan(tmp_path / "events", last_step=100)
     write_steps(tmp_path / "events", range(1, 41))
     training.refresh(now=True)
     assert card.components["progress-1"].render()["value"] == 40
-    assert card.components["progress-1"].render()["details"] == "1.5k tokens/s, 2:00 left"
+    assert card.components["progress-1"].render()["details"] == "step 40/100, 1.5k tokens/s, 2:00 left"
     assert len(card.components["loss-1"].render()["spec"]["data"]["values"]) == 40
     assert "Training, attempt 2" in card.text()
     assert "3.2500" in card.components["notes-1"].render()["source"]
@@ -69,7 +76,7 @@ def test_the_training_card_shows_what_rank_0_recorded(tmp_path: Path) -> None:
 def test_ticks_between_refreshes_cost_nothing(tmp_path: Path) -> None:
     now = [0.0]
     card = Card()
-    training = TrainingCard(card, tmp_path, 100, clock=lambda: now[0])
+    training = TrainingCard(card, tmp_path, clock=lambda: now[0])
     for _ in range(100):
         training.refresh()
     assert card.refreshes == 1
@@ -83,7 +90,7 @@ def test_a_card_that_fails_does_not_stop_training(tmp_path: Path, caplog: pytest
         def refresh(self) -> None:
             raise OSError("disk full")
 
-    training = TrainingCard(Broken(), tmp_path, 100)
+    training = TrainingCard(Broken(), tmp_path)
     with caplog.at_level("WARNING", logger="flextrain.cards"):
         training.refresh(now=True)
         training.refresh(now=True)
@@ -92,9 +99,9 @@ def test_a_card_that_fails_does_not_stop_training(tmp_path: Path, caplog: pytest
     ]
 
 
-def test_a_run_without_a_known_end_shows_no_share(tmp_path: Path) -> None:
+def test_a_run_whose_end_is_not_known_yet_shows_no_share(tmp_path: Path) -> None:
     card = Card()
-    training = TrainingCard(card, tmp_path, None)
+    training = TrainingCard(card, tmp_path)
     write_steps(tmp_path, range(1, 3))
     training.refresh(now=True)
     assert card.components["progress-0"].render()["value"] == 0

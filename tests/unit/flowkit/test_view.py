@@ -25,15 +25,17 @@ def test_a_replayed_step_replaces_the_one_before() -> None:
 
 
 def test_the_time_left_follows_the_median_of_recent_steps() -> None:
-    view = RunView().feed([metrics(step, 1.0, seconds=0.5) for step in range(1, 10)] + [metrics(10, 1.0, seconds=60.0)])
-    assert view.eta_s(30) == pytest.approx(10.0)
-    assert view.pace(30) == "2k tokens/s, 10.0 s left"
-    assert view.pace(None) == "2k tokens/s"
+    steps = [metrics(step, 1.0, seconds=0.5) for step in range(1, 10)] + [metrics(10, 1.0, seconds=60.0)]
+    assert RunView().feed(steps).pace() == "2k tokens/s"
+    view = RunView().feed([event("plan", last_step=30), *steps])
+    assert view.eta_s() == pytest.approx(10.0)
+    assert view.pace() == "step 10/30, 2k tokens/s, 10.0 s left"
 
 
 def test_nothing_is_promised_before_the_first_step() -> None:
-    assert RunView().eta_s(100) is None
-    assert RunView().pace(100) == ""
+    view = RunView().feed([event("plan", last_step=100)])
+    assert view.eta_s() is None
+    assert view.pace() == "step 0/100"
 
 
 def test_a_loss_written_as_nan_is_a_number() -> None:
