@@ -12,7 +12,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "flextrain"
 FLOWS = Path(__file__).parents[1] / "flows"
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FLOW_LINES = 400, 60, 120
-BASE = {"errors", "world", "units", "log", "hub"}  # standard library only; importable from everywhere
+BASE = {"processes", "errors", "world", "units", "log", "hub"}  # standard library only; importable from everywhere
 ROOMS: dict[str, set[str]] = {  # room -> the rooms it may import, besides BASE
     "config": set(),
     "storage": {"config"},

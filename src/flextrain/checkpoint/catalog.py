@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.persist import SPARES, keep_spare
 from flextrain.checkpoint.retention import orphaned_attempts, steps_to_delete
 from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, StorageError
 from flextrain.storage import Store, open_store
@@ -103,8 +104,13 @@ class Catalog:
         return doomed
 
     def delete(self, step: int) -> None:
-        """Remove a checkpoint, manifest first."""
-        self.folder(step).delete([MANIFEST])
+        """Remove a checkpoint, manifest first. In a folder its files are kept aside for the next one to write over."""
+        folder = self.folder(step)
+        folder.delete([MANIFEST])
+        data = [entry.key for entry in folder.list() if entry.key.endswith(".bin")]
+        if self.store.local_root and folder.local_root:
+            for key in data:
+                keep_spare(self.store.local_root / SPARES, folder.local_root / key, at_most=len(data))
         self._delete_below(step, "")
 
     def set_aside(self, step: int) -> None:

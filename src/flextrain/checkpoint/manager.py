@@ -1,4 +1,4 @@
-"""Saving and resuming with all ranks: every rank writes, all report, rank 0 commits; or all raise."""
+"""Saving and resuming with all ranks: a save is a copy between two steps, and a process beside does the rest."""
 
 import uuid
 from collections.abc import Callable
@@ -8,15 +8,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
-from flextrain.checkpoint.manifest import Manifest, TensorEntry
+from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.reader import read_into
-from flextrain.checkpoint.shards import State, allocate_optimizer_state, boxes_to_write, model_state, optimizer_state
-from flextrain.checkpoint.writer import Written, write_boxes
+from flextrain.checkpoint.shards import (
+    State,
+    allocate_optimizer_state,
+    boxes_to_write,
+    model_state,
+    optimizer_state,
+)
+from flextrain.checkpoint.snapshot import Snapshots, layout_of
+from flextrain.checkpoint.writer import Request, Saved, Writer
 from flextrain.errors import CheckpointCorrupt, CheckpointError, FlextrainError, unpack
 from flextrain.log import get_logger
 
 log = get_logger(__name__)
+SLOTS = 2  # snapshots in flight; a third waits
+COMMIT_TIMEOUT_S = 600.0
 
 
 class CheckpointSaver:
@@ -26,28 +36,91 @@ class CheckpointSaver:
         self, catalog: Catalog, model: nn.Module, optimizer: torch.optim.Optimizer, keep_last_n: int = 3
     ) -> None:
         self.catalog, self._model, self._optimizer, self._keep_last_n = catalog, model, optimizer, keep_last_n
+        self._writer: Writer | None = None
+        self._unsent: Request | None = None
+
+    def prepare(self) -> None:
+        """Allocate and touch the shared memory and start the writer, so that the first save is as fast as any other."""
+        if self._writer is None:
+            _all_or_none(self._start)
+            self._free, self._gang, self._count = list(range(SLOTS)), _agree(lambda: uuid.uuid4().hex), 0
+
+    def _start(self) -> None:
+        allocate_optimizer_state(self._model, self._optimizer)
+        boxes = boxes_to_write(self._tensors())
+        arena = Arena.create(layout_of(boxes), SLOTS)
+        self._snapshots, self._writer = Snapshots(arena, boxes), Writer(arena)
+
+    def snapshot(self, step: int, state: dict[str, Any]) -> list[Saved]:
+        """Copy the state as it is and have it made durable and committed as `step`; returns what was done meanwhile.
+
+        `state` is JSON: what the tensors do not say (position, seeds, config). Where both slots are still being written
+        it waits for the older one: memory never grows. Raises the error of a save that failed.
+        """
+        self.prepare()
+        assert self._writer
+        done: list[Saved] = []
+        while not self._free:
+            done += self.poll(timeout_s=1.0)
+        slot = self._free.pop(0)
+        self._snapshots.take(slot)
+        self._count += 1
+        self._unsent = Request(
+            root=self.catalog.store.url,
+            slot=slot,
+            step=step,
+            attempt=f"{self._gang}-{self._count}",
+            rank=_rank(),
+            world_size=dist.get_world_size() if dist.is_initialized() else 1,
+            keep_last_n=self._keep_last_n,
+            timeout_s=COMMIT_TIMEOUT_S,
+            state=state,
+        )
+        return done + self.poll()
+
+    def hold(self) -> None:
+        """Before the optimizer changes the weights: let a copy that a GPU is still making come first."""
+        if self._unsent:
+            self._snapshots.hold()
+
+    def poll(self, timeout_s: float = 0.0) -> list[Saved]:
+        """Saves committed since the last call, waiting up to `timeout_s` for one.
+
+        Raises the error of a save that failed; what was committed before stays as it is.
+        """
+        self._send()
+        done: list[Saved] = []
+        while self._writer and (saved := self._writer.poll(0.0 if done else timeout_s)):
+            self._free.append(saved.slot)
+            if saved.error:
+                raise saved.error
+            done.append(saved)
+        return done
+
+    def wait(self) -> list[Saved]:
+        """Every save under way, committed. Raises the error of one that failed."""
+        done: list[Saved] = []
+        while self._writer and (self._unsent or self._writer.pending):
+            done += self.poll(timeout_s=1.0)
+        return done
+
+    def _send(self) -> None:
+        """Hand a snapshot to the writer once its copy is complete."""
+        if self._unsent and self._writer and self._snapshots.settled():
+            self._writer.submit(self._unsent)
+            self._unsent = None
 
     def save(self, step: int, state: dict[str, Any]) -> Manifest:
-        """Write and commit a checkpoint of `step`; returns its manifest once it is committed, on every rank.
+        """Snapshot and wait for the commit; returns the manifest."""
+        self.snapshot(step, state)
+        self.wait()
+        return self.catalog.manifest(step)
 
-        `state` is JSON: what the tensors do not say (position, seeds, config). Raises CheckpointError on every rank
-        where any of them failed; what was committed before stays as it is.
-        """
-        attempt = _agree(lambda: uuid.uuid4().hex)
-        folder = self.catalog.folder(step)
-
-        def write() -> Written:
-            return write_boxes(folder, attempt, _rank(), boxes_to_write(self._tensors()))
-
-        parts = _all_or_none(write)
-        manifest = merge(step, attempt, state, parts)
-
-        def commit() -> None:
-            self.catalog.commit(manifest)
-            self.catalog.retire(self._keep_last_n)
-
-        _all_or_none(commit if _rank() == 0 else lambda: None)
-        return manifest
+    def close(self) -> None:
+        """End the writer; what it has not committed is lost."""
+        if self._writer:
+            self._writer.close()
+            self._writer = None
 
     def resume(self) -> Manifest | None:
         """Load the newest sound checkpoint into model and optimizer; None where there is none.
@@ -69,7 +142,7 @@ class CheckpointSaver:
 
         def read() -> Manifest:
             manifest = catalog.check(step)
-            allocate_optimizer_state(self._optimizer)
+            allocate_optimizer_state(self._model, self._optimizer)
             read_into(catalog.folder(step), manifest, self._tensors())
             return manifest
 
@@ -78,17 +151,6 @@ class CheckpointSaver:
 
     def _tensors(self) -> State:
         return model_state(self._model) | optimizer_state(self._model, self._optimizer)
-
-
-def merge(step: int, attempt: str, state: dict[str, Any], parts: list[Written]) -> Manifest:
-    """One manifest from what every rank wrote. Pure."""
-    tensors: dict[str, TensorEntry] = {}
-    for part in parts:
-        for name, dtype, shape, shard in part.shards:
-            known = tensors.get(name, TensorEntry(dtype, shape, ()))
-            tensors[name] = TensorEntry(dtype, shape, (*known.shards, shard))
-    objects = {name: entry for part in parts for name, entry in part.objects.items()}
-    return Manifest(step, attempt, len(parts), state, tensors, objects)
 
 
 def _rank() -> int:

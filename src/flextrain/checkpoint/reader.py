@@ -1,20 +1,34 @@
-"""Reads a checkpoint into the tensors of any world size and strategy, verifying every byte it uses."""
+"""Reads a checkpoint into the tensors of any world size and strategy, verifying every byte it uses.
 
+Chunks are fetched and checked by a few threads, and go from there straight into the tensors they belong to; memory
+beyond the destination is one chunk per thread.
+"""
+
+import mmap
+import os
+import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 import xxhash
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from flextrain.checkpoint.catalog import read_manifest
-from flextrain.checkpoint.manifest import CHUNK_BYTES, ITEM_BYTES, Manifest, Shard, TensorEntry
+from flextrain.checkpoint.manifest import CHUNK_BYTES, ITEM_BYTES, Manifest, ObjectEntry, Shard, TensorEntry
+from flextrain.checkpoint.persist import open_direct
 from flextrain.checkpoint.shards import Box, State, local_boxes, model_state
 from flextrain.errors import CheckpointCorrupt, CheckpointMismatch, StorageError
 from flextrain.storage import Store, open_store
 
 NAMES_SHOWN = 3
+THREADS = 4
+Bytes = NDArray[np.uint8]
 
 
 def load_weights(url: str, model: nn.Module) -> dict[str, object]:
@@ -33,15 +47,16 @@ def read_into(folder: Store, manifest: Manifest, state: State, *, prefix: str = 
     """Fill `state`'s tensors in place from a checkpoint; entries of the manifest outside `prefix` are ignored."""
     saved = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
     check_fits(saved, state, folder.url)
-    wanted: dict[str, list[tuple[Shard, Box]]] = defaultdict(list)
+    wanted: dict[str, list[Target]] = defaultdict(list)
     for box in local_boxes(state):
         for shard in saved[box.name].shards:
-            if _overlap(shard, box):
-                wanted[shard.object].append((shard, box))
-    for name, pairs in sorted(wanted.items()):
-        chunks = ChunkReader(folder, name, manifest)
-        for shard, box in sorted(pairs, key=lambda pair: pair[0].offset):
-            _copy(chunks, shard, box)
+            if all(low < high for low, high in _bounds(shard, box)):
+                wanted[shard.object].append(_target(shard, box))
+    for name, targets in sorted(wanted.items()):
+        chunks = Chunks(folder, name, manifest.objects[name])
+        chunks.scatter(sorted(targets, key=lambda target: target.start))
+        for target in targets:
+            target.finish()
 
 
 def check_fits(saved: dict[str, TensorEntry], state: State, where: str) -> None:
@@ -64,51 +79,41 @@ def check_fits(saved: dict[str, TensorEntry], state: State, where: str) -> None:
         )
 
 
-class ChunkReader:
-    """Byte ranges of one object; each chunk is fetched and verified once while ranges ascend, and one is kept."""
-
-    def __init__(self, folder: Store, name: str, manifest: Manifest) -> None:
-        self._folder, self._name, self._entry = folder, name, manifest.objects[name]
-        self._index, self._chunk = -1, memoryview(b"")
-
-    def read(self, start: int, size_bytes: int) -> bytearray:
-        out = bytearray(size_bytes)
-        done = 0
-        while done < size_bytes:
-            index, begin = divmod(start + done, CHUNK_BYTES)
-            piece = self._fetch(index)[begin : begin + size_bytes - done]
-            out[done : done + len(piece)] = piece
-            done += len(piece)
-        return out
-
-    def _fetch(self, index: int) -> memoryview:
-        if index != self._index:
-            start = index * CHUNK_BYTES
-            length = min(CHUNK_BYTES, self._entry.size_bytes - start)
-            try:
-                chunk = self._folder.get_range(self._name, start, length)
-            except StorageError as error:
-                raise self._corrupt(f"cannot be read at byte {start} ({error})") from error
-            if xxhash.xxh3_64_hexdigest(chunk) != self._entry.chunks[index]:
-                raise self._corrupt(f"differs from its hash between bytes {start} and {start + length}")
-            self._index, self._chunk = index, chunk
-        return self._chunk
-
-    def _corrupt(self, what: str) -> CheckpointCorrupt:
-        where = self._folder.url_of(self._name)
-        return CheckpointCorrupt(f"{where} {what}", number=6, remedy="an older checkpoint is used where there is one")
-
-
 def verify(folder: Store, manifest: Manifest) -> None:
     """Read every byte of a checkpoint; raises CheckpointCorrupt at the first that differs."""
     for name, entry in manifest.objects.items():
-        reader = ChunkReader(folder, name, manifest)
-        for index in range(len(entry.chunks)):
-            reader._fetch(index)
+        Chunks(folder, name, entry).check()
 
 
-def _overlap(shard: Shard, box: Box) -> bool:
-    return all(low < high for low, high in _bounds(shard, box))
+@dataclass(frozen=True)
+class Target:
+    """Where bytes [start, start + len(into)) of an object go; `finish` puts them in place if `into` is no tensor."""
+
+    start: int
+    into: Bytes
+    finish: Callable[[], object]
+
+
+def _target(shard: Shard, box: Box) -> Target:
+    """The rows of a saved shard that overlap a box: read straight into the tensor where they are whole rows of it."""
+    bounds = list(_bounds(shard, box))
+    row_bytes = prod(shard.shape[1:]) * ITEM_BYTES[str(box.local.dtype).removeprefix("torch.")]
+    low, high = (bounds[0][0] - shard.start[0], bounds[0][1] - shard.start[0]) if bounds else (0, 1)
+    start = shard.offset + low * row_bytes
+    whole_rows = box.local.shape[1:] == shard.shape[1:]
+    if whole_rows and box.local.device.type == "cpu" and box.local.is_contiguous():
+        first = (bounds[0][0] - box.start[0]) * row_bytes if bounds else 0
+        raw = box.local.detach().reshape(-1).view(torch.uint8).numpy()
+        return Target(start, raw[first : first + (high - low) * row_bytes], lambda: None)
+    into = np.empty((high - low) * row_bytes, dtype=np.uint8)
+
+    def finish() -> None:
+        rows = torch.from_numpy(into).view(box.local.dtype).reshape((high - low, *shard.shape[1:]) if bounds else ())
+        inner = [slice(a - s, b - s) for (a, b), s in zip(bounds[1:], shard.start[1:], strict=True)]
+        there = [slice(a - s, b - s) for (a, b), s in zip(bounds, box.start, strict=True)]
+        box.local[tuple(there)].copy_(rows[(slice(None), *inner)] if bounds else rows)
+
+    return Target(start, into, finish)
 
 
 def _bounds(shard: Shard, box: Box) -> Iterable[tuple[int, int]]:
@@ -116,17 +121,74 @@ def _bounds(shard: Shard, box: Box) -> Iterable[tuple[int, int]]:
         yield max(s, b), min(s + n, b + m)
 
 
-def _copy(chunks: ChunkReader, shard: Shard, box: Box) -> None:
-    """Copy the part of a saved shard that lies in `box`; only the rows of the shard that overlap are read."""
-    bounds = list(_bounds(shard, box))
-    dtype = box.local.dtype
-    row_bytes = prod(shard.shape[1:]) * ITEM_BYTES[str(dtype).removeprefix("torch.")]
-    low, high = (bounds[0][0] - shard.start[0], bounds[0][1] - shard.start[0]) if bounds else (0, 1)
-    raw = chunks.read(shard.offset + low * row_bytes, (high - low) * row_bytes)
-    rows: Tensor = torch.frombuffer(raw, dtype=dtype).reshape((high - low, *shard.shape[1:]) if bounds else ())
-    if bounds:
-        inner = [slice(a - s, b - s) for (a, b), s in zip(bounds[1:], shard.start[1:], strict=True)]
-        target = [slice(a - s, b - s) for (a, b), s in zip(bounds, box.start, strict=True)]
-        box.local[tuple(target)].copy_(rows[(slice(None), *inner)])
-    else:
-        box.local.copy_(rows)
+class Chunks:
+    """The chunks of one object, fetched and verified by THREADS threads."""
+
+    def __init__(self, folder: Store, name: str, entry: ObjectEntry) -> None:
+        self._folder, self._name, self._entry = folder, name, entry
+        self._url = folder.url_of(name)
+        self._path = folder.local_root / name if folder.local_root else None
+        self._buffers = threading.local()
+
+    def check(self) -> None:
+        self._run(range(len(self._entry.chunks)), lambda index, chunk: None)
+
+    def scatter(self, targets: list[Target]) -> None:
+        """Fill `targets`, in order of `start`, from the chunks that hold them."""
+        parts: dict[int, list[Target]] = defaultdict(list)
+        for target in targets:
+            last = (target.start + len(target.into) - 1) // CHUNK_BYTES
+            for index in range(target.start // CHUNK_BYTES, last + 1):
+                parts[index].append(target)
+
+        def place(index: int, chunk: Bytes) -> None:
+            begin = index * CHUNK_BYTES
+            for target in parts[index]:
+                low, high = max(begin, target.start), min(begin + len(chunk), target.start + len(target.into))
+                np.copyto(target.into[low - target.start : high - target.start], chunk[low - begin : high - begin])
+
+        self._run(sorted(parts), place)
+
+    def _run(self, indexes: Iterable[int], use: Callable[[int, Bytes], None]) -> None:
+        fd = self._open()
+        try:
+            with ThreadPoolExecutor(THREADS) as pool:
+                for _ in pool.map(lambda index: use(index, self._fetch(fd, index)), indexes):
+                    pass
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _open(self) -> int | None:
+        try:
+            return open_direct(self._path, os.O_RDONLY) if self._path else None
+        except OSError as error:
+            raise self._corrupt(f"cannot be read ({error.strerror})") from error
+
+    def _fetch(self, fd: int | None, index: int) -> Bytes:
+        """A chunk, verified; valid until this thread fetches the next."""
+        start = index * CHUNK_BYTES
+        length = min(CHUNK_BYTES, self._entry.size_bytes - start)
+        try:
+            chunk = self._read(fd, start, length) if fd is not None else self._get(start, length)
+        except (OSError, StorageError) as error:
+            raise self._corrupt(f"cannot be read at byte {start} ({error})") from error
+        if len(chunk) != length or xxhash.xxh3_64_hexdigest(chunk.data) != self._entry.chunks[index]:
+            raise self._corrupt(f"differs from its hash between bytes {start} and {start + length}")
+        return chunk
+
+    def _read(self, fd: int, start: int, length: int) -> Bytes:
+        if not hasattr(self._buffers, "map"):
+            self._buffers.map = mmap.mmap(-1, CHUNK_BYTES)  # aligned to a page, as O_DIRECT asks
+        view, done = memoryview(self._buffers.map), 0
+        while done < length and (count := os.preadv(fd, [view[done:]], start + done)):
+            done += count
+        return np.frombuffer(self._buffers.map, np.uint8)[: min(done, length)]
+
+    def _get(self, start: int, length: int) -> Bytes:
+        return np.frombuffer(self._folder.get_range(self._name, start, length), np.uint8)
+
+    def _corrupt(self, what: str) -> CheckpointCorrupt:
+        return CheckpointCorrupt(
+            f"{self._url} {what}", number=6, remedy="an older checkpoint is used where there is one"
+        )

@@ -41,8 +41,13 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State
     return state
 
 
-def allocate_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer create its state tensors, by a step of zero gradient and rate: weights stay as they are."""
+def allocate_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make an optimizer that has taken no step yet create its state tensors, as zeros; weights stay as they are.
+
+    Only a step creates them, so it takes one of zero gradient and rate.
+    """
+    if optimizer.state:
+        return
     rates = [group["lr"] for group in optimizer.param_groups]
     decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -53,6 +58,8 @@ def allocate_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     for group, rate, decay in zip(optimizer.param_groups, rates, decays, strict=True):
         group["lr"], group["weight_decay"] = rate, decay
+    for value in optimizer_state(model, optimizer).values():
+        value.zero_()
 
 
 def local_boxes(state: State) -> list[Box]:

@@ -1,78 +1,177 @@
-"""Writes one rank's part of a checkpoint: one object of raw bytes, hashed chunk by chunk on the way out."""
+"""The writer: a process of its own that makes snapshots durable, and the trainer's handle to it.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+`python -m flextrain.checkpoint.writer PIPE ARENA` (two descriptors) maps the arena, persists one snapshot at a time,
+signs off, and commits (rank 0) or waits for the commit (the others). It imports no torch and never shares the trainer's
+interpreter, so hashing and writing never make a step wait. It ends when its trainer does.
+"""
 
-import torch
-import xxhash
-from torch import Tensor
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
-from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry, Shard
-from flextrain.checkpoint.shards import Box
-from flextrain.storage import Store
-
-ALIGN_BYTES = 64
+import flextrain
+from flextrain.checkpoint.arena import Arena, Layout
+from flextrain.checkpoint.catalog import Catalog
+from flextrain.checkpoint.commit import Attempt, Part, await_commit, commit, sign_off
+from flextrain.checkpoint.manifest import Shard
+from flextrain.checkpoint.persist import persist
+from flextrain.errors import CheckpointError, FlextrainError, unpack
+from flextrain.processes import die_with_parent
+from flextrain.storage import open_store
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a rank reports after writing: its shards as (tensor name, dtype, full shape, shard), and its object."""
+class Request:
+    """Persist `slot` as `rank`'s part of an attempt at the catalog `root`."""
 
-    shards: list[tuple[str, str, tuple[int, ...], Shard]]
-    objects: dict[str, ObjectEntry]
-
-
-def write_boxes(folder: Store, attempt: str, rank: int, boxes: list[Box]) -> Written:
-    """Write `boxes` as `<attempt>/rank-<rank>.bin` below a step's folder. Raises StorageError.
-
-    Memory beyond the state itself stays at a few chunks. A rank without boxes writes nothing.
-    """
-    name = f"{attempt}/rank-{rank:05d}.bin"
-    shards, offset = [], 0
-    for box in boxes:
-        dtype = str(box.local.dtype).removeprefix("torch.")
-        shards.append((box.name, dtype, box.shape, Shard(name, offset, box.start, tuple(box.local.shape))))
-        offset += _padded(box.local.nbytes)
-    if not boxes:
-        return Written([], {})
-    hashes: list[str] = []
-    folder.put_stream(name, _hashed_chunks(boxes, hashes))
-    return Written(shards, {name: ObjectEntry(offset, tuple(hashes))})
+    root: str
+    slot: int
+    step: int
+    attempt: str
+    rank: int
+    world_size: int
+    keep_last_n: int
+    timeout_s: float
+    state: dict[str, Any]
 
 
-def _hashed_chunks(boxes: list[Box], hashes: list[str]) -> Iterator[bytes]:
-    pending = bytearray()
-    for piece in _pieces(boxes):
-        pending += piece
-        if len(pending) == CHUNK_BYTES:
-            hashes.append(xxhash.xxh3_64_hexdigest(pending))
-            yield bytes(pending)
-            pending.clear()
-    if pending:
-        hashes.append(xxhash.xxh3_64_hexdigest(pending))
-        yield bytes(pending)
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint, or the error that it ended with; `seconds` from request to reply."""
+
+    step: int
+    slot: int
+    seconds: float
+    size_bytes: int = 0
+    digest: str = ""
+    error: FlextrainError | None = None
 
 
-def _pieces(boxes: list[Box]) -> Iterator[memoryview | bytes]:
-    """The bytes of all boxes with their padding, cut so that pieces end exactly at chunk borders."""
-    position = 0
-    for box in boxes:
-        view = memoryview(as_bytes(box.local).numpy().data)
-        start = 0
-        while start < len(view):
-            stop = min(len(view), start + CHUNK_BYTES - position % CHUNK_BYTES)
-            yield view[start:stop]
-            position += stop - start
-            start = stop
-        padding = _padded(len(view)) - len(view)
-        yield bytes(padding)  # never crosses a chunk border: both are multiples of ALIGN_BYTES
-        position += padding
+class Writer:
+    """The trainer's end. Requests are answered in order; a writer that was killed is started anew and asked again."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._pending: list[Request] = []
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        fds = (theirs.fileno(), self._arena.fd)
+        layout = json.dumps({**self._arena.layout.to_dict(), "slots": self._arena.slots})
+        command = [sys.executable, "-m", "flextrain.checkpoint.writer", *map(str, fds)]
+        source = str(Path(flextrain.__file__).parents[1])
+        path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
+        environ = {**os.environ, "PYTHONPATH": path}
+        self._process = subprocess.Popen(command, pass_fds=fds, env=environ)
+        theirs.close()
+        self._pipe = ours
+        self._send(layout)
+
+    def submit(self, request: Request) -> None:
+        self._pending.append(request)
+        self._send(json.dumps(asdict(request)))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def poll(self, timeout_s: float = 0.0) -> Saved | None:
+        """The next answer, if it comes within `timeout_s`."""
+        try:
+            if not self._pending or not self._pipe.poll(timeout_s):
+                return None
+            body = json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._restart()
+            return None
+        self._pending.pop(0)
+        error = unpack(body.pop("error")) if "error" in body else None
+        return Saved(**body, error=error)
+
+    def _restart(self) -> None:
+        """Ask a new process for all that is unanswered. Objects of the same attempt are written over, and a commit that
+        the dead one had made already is found to be our own."""
+        self._process.wait()
+        self._pipe.close()
+        self._start()
+        for request in self._pending:
+            self._send(json.dumps(asdict(request)))
+
+    def _send(self, text: str) -> None:
+        with suppress(OSError):  # it died: the next poll notices, and asks its successor
+            self._pipe.send_bytes(text.encode())
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.wait()
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's bytes as uint8 (n,) on the CPU; shares memory where it can."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+def serve(pipe: Connection, fd: int) -> None:
+    """Answer requests until the other end closes."""
+    body = json.loads(pipe.recv_bytes())
+    arena = Arena(Layout.from_dict(body), body["slots"], fd)
+    while True:
+        try:
+            request = Request(**json.loads(pipe.recv_bytes()))
+        except EOFError:
+            return
+        began_s = time.perf_counter()
+        answer: dict[str, Any] = {"step": request.step, "slot": request.slot}
+        try:
+            answer |= save(request, arena)
+        except FlextrainError as error:
+            answer["error"] = error.pack()
+        pipe.send_bytes(json.dumps({**answer, "seconds": time.perf_counter() - began_s}).encode())
 
 
-def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+def save(request: Request, arena: Arena) -> dict[str, Any]:
+    """Persist, sign off, and see the attempt committed. Raises FlextrainError, after telling the other ranks."""
+    catalog = Catalog(open_store(request.root))
+    attempt = Attempt(request.step, request.attempt, request.world_size)
+    part: Part | FlextrainError
+    try:
+        part = _persist(catalog, attempt, request, arena)
+    except FlextrainError as error:
+        part = error
+    except OSError as error:
+        part = CheckpointError(
+            f"rank {request.rank} could not write step {request.step}: {error}",
+            number=7,
+            remedy="free space or mend the disk; what was committed before is unharmed",
+        )
+    sign_off(catalog, attempt, request.rank, part)
+    if isinstance(part, FlextrainError) and request.rank:
+        raise part
+    if request.rank == 0:
+        manifest = commit(catalog, attempt, request.state, request.keep_last_n, request.timeout_s)
+    else:
+        manifest = await_commit(catalog, attempt, request.timeout_s)
+    return {"size_bytes": manifest.size_bytes, "digest": manifest.digest}
+
+
+def _persist(catalog: Catalog, attempt: Attempt, request: Request, arena: Arena) -> Part:
+    layout, name = arena.layout, attempt.data(request.rank)
+    if not layout.size_bytes:
+        return Part([], {})
+    folder = catalog.folder(request.step)
+    entry = persist(catalog.store, folder, name, arena.slot(request.slot), layout.size_bytes)
+    shards = [(p.name, p.dtype, p.full_shape, Shard(name, p.offset, p.start, p.box_shape)) for p in layout.places]
+    return Part(shards, {name: entry})
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -229,6 +229,13 @@ class CheckpointConfig(Section):
         ),
         json_schema_extra={"alias_of": ["s3_bucket"]},
     )
+    async_save: bool = Field(
+        True,
+        description=(
+            "train on while a checkpoint is written: a step waits for the copy to host memory alone; "
+            "needs twice the state's size there"
+        ),
+    )
     auto_resume: bool = Field(
         True, description="start from the newest sound checkpoint of this experiment, if there is one"
     )

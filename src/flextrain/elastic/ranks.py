@@ -1,6 +1,5 @@
 """The rank processes of one node: started together, ended together."""
 
-import ctypes
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import flextrain
 from flextrain.errors import FlextrainError, GangError, unpack
+from flextrain.processes import die_with_parent
 from flextrain.world import World
 
 REPORT_GRACE_S = 3.0  # a peer's death reaches the others first; the rank that knows the reason may need a moment more
@@ -80,13 +80,6 @@ class RankProcesses:
         return GangError(
             f"local rank {rank} {how}", number=5, remedy="start again: training resumes from the newest checkpoint"
         )
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that a killed agent leaves no orphan holding a GPU."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def count_gpus() -> int:

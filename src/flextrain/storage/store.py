@@ -135,7 +135,7 @@ class Store:
 
     @property
     def _backend(self) -> Any:
-        return LocalStore(self._folder) if self._folder else self._remote
+        return LocalStore(self._folder, automatic_cleanup=True) if self._folder else self._remote
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}".strip("/") if self._prefix else key

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flextrain.checkpoint.manager import CheckpointSaver
+from flextrain.checkpoint.writer import Saved
 from flextrain.tracking import Tracker, names
 from flextrain.train.step import StepResult
 from flextrain.units import format_count, format_seconds
@@ -123,7 +124,10 @@ class StateHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """Saves every `interval` steps and at the end. `facts(progress)` is what the manifest records besides tensors."""
+    """Saves every `interval` steps and at the end. `facts(progress)` is what the manifest records besides tensors.
+
+    Training stands still for the copy alone; with `wait` it waits for every commit, else for the last one.
+    """
 
     def __init__(
         self,
@@ -133,23 +137,34 @@ class CheckpointHook(Hook):
         tracker: Tracker,
         metrics: MetricsHook,
         states: StateHook,
+        *,
+        wait: bool,
     ) -> None:
-        self._saver, self._interval, self._facts = saver, interval, facts
+        self._saver, self._interval, self._facts, self._wait = saver, interval, facts, wait
         self._tracker, self._metrics, self._states = tracker, metrics, states
 
+    def begin(self, progress: Progress) -> None:
+        self._saver.prepare()
+
     def after_step(self, progress: Progress, result: StepResult) -> None:
+        self._note(progress, self._saver.poll())
         if progress.step % self._interval and not progress.is_last:
             return
         self._metrics.flush(progress)
-        began_s = time.perf_counter()
-        with self._states.during("checkpoint"):
-            manifest = self._saver.save(progress.step, self._facts(progress))
-        seconds = time.perf_counter() - began_s
-        url = self._saver.catalog.url_of(progress.step)
-        progress.checkpoint = {"url": url, "step": progress.step, "digest": manifest.digest}
-        self._tracker.event(
-            names.CHECKPOINT, step=progress.step, url=url, size_bytes=manifest.size_bytes, seconds=seconds
-        )
+        with self._states.during(names.State.CHECKPOINT):
+            self._note(progress, self._saver.snapshot(progress.step, self._facts(progress)))
+            if self._wait or progress.is_last:
+                self._note(progress, self._saver.wait())
+
+    def end(self, progress: Progress, error: BaseException | None) -> None:
+        self._saver.close()
+
+    def _note(self, progress: Progress, done: list[Saved]) -> None:
+        for saved in done:
+            url = self._saver.catalog.url_of(saved.step)
+            progress.checkpoint = {"url": url, "step": saved.step, "digest": saved.digest}
+            facts = {"url": url, "size_bytes": saved.size_bytes, "seconds": saved.seconds}
+            self._tracker.event(names.CHECKPOINT, step=saved.step, **facts)
 
 
 class ConsoleHook(Hook):

@@ -44,9 +44,11 @@ class OptimizerStep:
         config: Config,
         last_step: int,
         loss_sum: LossSum,
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
         self._parallel, self._optimizer, self._config = parallel, optimizer, config.training
         self._last_step, self._loss_sum, self._seed = last_step, loss_sum, config.main.seed
+        self._before_update = before_update
 
     def __call__(self, batch: StepBatch, step: int, tokens: int | None) -> StepResult:
         """Take optimizer step `step`, from 0. `tokens` is the global count of predicted tokens; None asks the peers."""
@@ -57,6 +59,7 @@ class OptimizerStep:
         tokens = tokens or _sum_over_ranks(batch.tokens)
         loss = self.accumulate(batch, tokens)
         norm = self._parallel.clip_gradients(self._config.grad_clip)
+        self._before_update()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if dist.is_initialized():

@@ -107,7 +107,9 @@ class DistributedTrainer:
             log.info("resumed from %s", url)
             tracker.event(names.RESUME, step=manifest.step, url=url)
         loader = self._loader(plan)
-        take_step = OptimizerStep(self._parallel, optimizer, self.config, progress.last_step, self._loss_sum)
+        take_step = OptimizerStep(
+            self._parallel, optimizer, self.config, progress.last_step, self._loss_sum, saver.hold
+        )
         blank = uncounted(loader.step(progress.step))
         settle_buckets(self._parallel.module, lambda: take_step.accumulate(blank, tokens=1))
         optimizer.zero_grad(set_to_none=True)
@@ -150,6 +152,9 @@ class DistributedTrainer:
 
         interval = self.config.tracking.log_interval
         metrics, states = MetricsHook(tracker, interval), StateHook(tracker, self.place.replay_until)
-        checkpoints = CheckpointHook(saver, self.config.checkpoint.interval, facts, tracker, metrics, states)
+        settings = self.config.checkpoint
+        checkpoints = CheckpointHook(
+            saver, settings.interval, facts, tracker, metrics, states, wait=not settings.async_save
+        )
         console = [ConsoleHook(interval)] if self.world.is_main else []
         return [states, metrics, *console, checkpoints]

