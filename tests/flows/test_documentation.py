@@ -18,7 +18,7 @@ from flextrain.config import parse_config
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-STAMPS = ("pyvenv.cfg", ".installed-torch", ".installed-run", ".installed-dev")
+STAMPS = (".installed-torch", ".installed-run", ".installed-dev")
 SMALL = "{training: {max_steps: 4}, evaluation: {max_tokens: 8192, sample_tokens: 4}}"
 
 
@@ -36,7 +36,8 @@ def tree(tmp_path: Path) -> Path:
             shutil.copy(ROOT / name, tmp_path / name)
     venv = tmp_path / ".venv"
     venv.mkdir()
-    (venv / "bin").symlink_to(Path(sys.prefix) / "bin")
+    for part in ("bin", "lib", "pyvenv.cfg"):
+        (venv / part).symlink_to(Path(sys.prefix) / part)
     for stamp in STAMPS:
         (venv / stamp).touch()
     return tmp_path

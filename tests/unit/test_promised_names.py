@@ -71,15 +71,15 @@ def model_name(workplace: Path, texts: list[str]) -> str:
 
 @pytest.mark.parametrize("as_dicts", [False, True], ids=["tensors", "dicts"])
 def test_a_model_and_a_dataset_of_ones_own(as_dicts: bool) -> None:
-    rows = torch.randint(0, 50, (100, 9), generator=torch.Generator().manual_seed(0))
+    rows = (torch.arange(100)[:, None] + torch.arange(9)) % 50
     dataset = [{"input_ids": row} for row in rows] if as_dicts else list(rows)
-    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    model = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 50))
     first = run(OWN_OBJECTS, model=model, dataset=dataset)["trainer"]
     assert len(first.place.checkpoints.list()) > 0
     losses = [e["metrics"]["train/loss"] for e in read_events(Path(first.place.events)) if e["kind"] == "metrics"]
-    assert losses[-1] < losses[0]
+    assert losses[-1] < losses[0] - 0.2
 
-    fresh = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    fresh = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 50))
     second = run(OWN_OBJECTS, model=fresh, dataset=dataset)["trainer"]
     assert second.place.run_id == first.place.run_id
     assert torch.equal(fresh[1].weight, model[1].weight)

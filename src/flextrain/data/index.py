@@ -159,19 +159,14 @@ def _open(url: str, split: str, cache_dir: str) -> TokenIndexFile:
 
 
 def _manifest_of(store: Store) -> Manifest:
-    folder = store.local_root
-    if folder and folder.is_file():
-        found = f"{folder} is a file; an index is a folder with {MANIFEST}"
-    else:
-        manifest = read_manifest(store)
-        if manifest:
-            return manifest
-        found = f"{store.url} holds no finished index: there is no {MANIFEST}"
-    raise DataError(
-        found,
-        number=13,
-        remedy="build one: python -m flextrain.data.index_builder FILES -o FOLDER, or correct data.index",
-    )
+    manifest = read_manifest(store)
+    if manifest is None:
+        raise DataError(
+            f"{store.url} holds no finished index: there is no {MANIFEST}",
+            number=13,
+            remedy="build one: python -m flextrain.data.index_builder FILES -o FOLDER, or correct data.index",
+        )
+    return manifest
 
 
 def _blocks(path: Path) -> Iterable[bytes]:

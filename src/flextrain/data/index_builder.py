@@ -134,10 +134,6 @@ def _checked(url: str) -> tuple[str, str]:
 
 def _ready(store: Store, plan: _Plan) -> Manifest | None:
     """The finished index at the store, if there is one; DataError if it is another."""
-    if store.local_root and store.local_root.is_file():
-        raise DataError(
-            f"{store.url} is a file; an index is a folder", number=18, remedy="remove it or choose another output"
-        )
     manifest = read_manifest(store)
     if manifest and manifest.recipe_digest != plan.recipe_digest:
         changed = [key for key, value in plan.recipe.items() if manifest.recipe.get(key) != value]

@@ -185,6 +185,9 @@ def open_store(url: str | Path) -> Store:
         return Store(url, MemoryStore())
     if scheme in ("", "file"):
         path = Path(os.path.abspath(Path(url.removeprefix("file://")).expanduser()))
+        file = next((place for place in (path, *path.parents) if place.is_file()), None)
+        if file:
+            raise StorageError(f"{file} is a file; a folder is needed there", number=8, remedy="name another place")
         return Store(str(path), folder=path)
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if not bucket:

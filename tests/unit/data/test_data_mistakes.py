@@ -146,7 +146,7 @@ def test_files_that_may_not_be_read(suffix: str, tmp_path: Path, monkeypatch: py
 
 def test_an_output_that_is_a_file_stays_as_it_is(corpus_folder: Path, tmp_path: Path) -> None:
     out = written(tmp_path / "index.bin", b"precious")
-    with pytest.raises(FlextrainError, match=f"{out} is a file; an index is a folder"):
+    with pytest.raises(FlextrainError, match=f"{out} is a file; a folder is needed"):
         build_index(small_config(corpus_folder), str(out), progress=False)
     assert out.read_bytes() == b"precious"
 

@@ -15,7 +15,7 @@ from tests.support.texts import small_config
 from flextrain.data import TokenIndexFile
 from flextrain.data.index_builder import build_index
 from flextrain.data.shards import TokenArray
-from flextrain.errors import DataError, IndexCorrupt
+from flextrain.errors import DataError, IndexCorrupt, StorageError
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_manifest_of_another_version_says_so(copy: Path) -> None:
 
 def test_places_without_an_index_are_named(tmp_path: Path, index_folder: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"file\.bin is a file; an index is a folder"):
+    with pytest.raises(StorageError, match=r"file\.bin is a file; a folder is needed"):
         TokenIndexFile(tmp_path / "file.bin")
     with pytest.raises(DataError, match=r"nowhere holds no finished index: there is no manifest\.json"):
         TokenIndexFile(tmp_path / "nowhere")
