@@ -126,7 +126,7 @@ def serve(pipe: Connection, fd: int) -> None:
     while True:
         try:
             request = Request(**json.loads(pipe.recv_bytes()))
-        except EOFError:
+        except (EOFError, OSError):
             return
         began_s = time.perf_counter()
         answer: dict[str, Any] = {"step": request.step, "slot": request.slot}
@@ -134,7 +134,10 @@ def serve(pipe: Connection, fd: int) -> None:
             answer |= save(request, arena)
         except FlextrainError as error:
             answer["error"] = error.pack()
-        pipe.send_bytes(json.dumps({**answer, "seconds": time.perf_counter() - began_s}).encode())
+        try:
+            pipe.send_bytes(json.dumps({**answer, "seconds": time.perf_counter() - began_s}).encode())
+        except OSError:
+            return  # the trainer is gone, and with it the one who asked
 
 
 def save(request: Request, arena: Arena) -> dict[str, Any]:
