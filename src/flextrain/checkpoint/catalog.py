@@ -3,11 +3,12 @@
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from flextrain.checkpoint.manifest import Manifest
-from flextrain.checkpoint.persist import SPARES, keep_spare
+from flextrain.checkpoint.persist import SPARES, flush, keep_spare
 from flextrain.checkpoint.retention import orphaned_attempts, steps_to_delete
-from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, StorageError
+from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, FlextrainError, StorageError
 from flextrain.storage import Store, open_store
 
 MANIFEST = "manifest.json"
@@ -17,6 +18,14 @@ STEP_FOLDER = re.compile(r"^step-(\d{8,})$")
 
 def step_folder(step: int) -> str:
     return f"step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """What is to go: committed steps, oldest first, and (step, attempt) of leftovers that nobody is still writing."""
+
+    steps: list[int]
+    attempts: list[tuple[int, str]]
 
 
 class Catalog:
@@ -51,67 +60,57 @@ class Catalog:
     def check(self, step: int) -> Manifest:
         """The manifest, once every object it names is there in full size. Contents are verified when they are read."""
         manifest = self.manifest(step)
-        folder = self.folder(step)
-        sizes = {entry.key: entry.size_bytes for entry in folder.list()}
-        for name, entry in manifest.objects.items():
-            if sizes.get(name) != entry.size_bytes:
-                found = "is missing" if name not in sizes else f"has {sizes[name]} bytes"
-                raise CheckpointCorrupt(
-                    f"{folder.url_of(name)} {found}, expected {entry.size_bytes} bytes",
-                    number=2,
-                    remedy="an older checkpoint is used where there is one",
-                )
+        check_objects(self.folder(step), manifest)
         return manifest
 
     def commit(self, manifest: Manifest) -> str:
         """Create the manifest if there is none; returns its URL. Raises CheckpointError where the step is taken."""
-        try:
-            self.folder(manifest.step).put(MANIFEST, manifest.to_json(), create=True)
-        except AlreadyExists as error:
-            raise CheckpointError(
-                f"{self.url_of(manifest.step)} was committed by another attempt",
-                number=3,
-                remedy="two runs write to one place: give one of them another main.experiment_name",
-            ) from error
+        create_manifest(self.folder(manifest.step), manifest)
         return self.url_of(manifest.step)
 
     def retire(self, keep_last_n: int) -> list[int]:
-        """Delete checkpoints beyond the newest n, and leftovers of dead attempts; returns the steps deleted.
+        """Delete checkpoints beyond the newest n, and leftovers of dead attempts; returns the steps deleted."""
+        doomed = self.doomed(keep_last_n)
+        self.remove(doomed)
+        return doomed.steps
 
-        The manifest goes first, so that a half-deleted checkpoint is never taken for a committed one.
-        """
+    def doomed(self, keep_last_n: int | None) -> Doomed:
+        """What `retire` would delete; None keeps every committed checkpoint."""
         objects = list(self._objects())
         committed = [step for step, parts, _ in objects if parts == [MANIFEST]]
-        doomed = steps_to_delete(committed, keep_last_n)
-        for step in doomed:
-            self.delete(step)
+        steps = steps_to_delete(committed, keep_last_n) if keep_last_n else []
         last_write: dict[tuple[int, str], float] = {}
         for step, parts, written_s in objects:
-            if len(parts) == 2 and step not in doomed:
+            if len(parts) == 2 and step not in steps:
                 last_write[step, parts[0]] = max(written_s, last_write.get((step, parts[0]), 0.0))
         contested = {
             step
             for step, attempt in last_write
             if step in committed and len([s for s, _ in last_write if s == step]) > 1
         }
-        owners = {
-            step: self.manifest(step).attempt if step in contested else attempt
-            for step, attempt in last_write
-            if step in committed
-        }
-        for step, attempt in orphaned_attempts(last_write, owners, time.time()):
+        owners: dict[int, str] = {}
+        for step, attempt in last_write:
+            if step in committed and (owner := _attempt_of(self.folder(step)) if step in contested else attempt):
+                owners[step] = owner  # of an unsound manifest nothing is known: age decides
+        return Doomed(steps, orphaned_attempts(last_write, owners, time.time()))
+
+    def remove(self, doomed: Doomed) -> None:
+        """The manifest goes first, so that a half-deleted checkpoint is never taken for a committed one."""
+        for step in doomed.steps:
+            self.delete(step)
+        for step, attempt in doomed.attempts:
             self._delete_below(step, attempt)
-        return doomed
 
     def delete(self, step: int) -> None:
         """Remove a checkpoint, manifest first. In a folder its files are kept aside for the next one to write over."""
         folder = self.folder(step)
+        keys = [entry.key for entry in folder.list() if entry.key != MANIFEST]  # not what is saved there from now on
         folder.delete([MANIFEST])
-        data = [entry.key for entry in folder.list() if entry.key.endswith(".bin")]
+        data = [key for key in keys if key.endswith(".bin")]
         if self.store.local_root and folder.local_root:
             for key in data:
                 keep_spare(self.store.local_root / SPARES, folder.local_root / key, at_most=len(data))
-        self._delete_below(step, "")
+        folder.delete(keys)
 
     def set_aside(self, step: int) -> None:
         """Withdraw a commit found unsound, so that the step can be saved anew; its data stay until they are orphans."""
@@ -142,6 +141,44 @@ def read_manifest(folder: Store) -> Manifest:
             ) from error
         raise
     return Manifest.from_json(text, folder.url_of(MANIFEST))
+
+
+def check_objects(folder: Store, manifest: Manifest) -> None:
+    """Raises CheckpointCorrupt unless every object that the manifest names is there in full size."""
+    sizes = {entry.key: entry.size_bytes for entry in folder.list()}
+    for name, entry in manifest.objects.items():
+        if sizes.get(name) != entry.size_bytes:
+            found = "is missing" if name not in sizes else f"has {sizes[name]} bytes"
+            raise CheckpointCorrupt(
+                f"{folder.url_of(name)} {found}, expected {entry.size_bytes} bytes",
+                number=2,
+                remedy="an older checkpoint is used where there is one",
+            )
+
+
+def create_manifest(folder: Store, manifest: Manifest) -> None:
+    """The commit: create a step's manifest, durably. Raises CheckpointError where there is one of another attempt."""
+    try:
+        folder.put(MANIFEST, manifest.to_json(), create=True)
+    except AlreadyExists as error:
+        if _attempt_of(folder) != manifest.attempt:  # else it is our own, and only the answer to it was lost
+            raise CheckpointError(
+                f"{folder.url} was committed by another attempt",
+                number=3,
+                remedy="two runs write to one place: give one of them another main.experiment_name",
+            ) from error
+    if folder.local_root:
+        flush(folder.local_root / MANIFEST)
+        flush(folder.local_root)
+        flush(folder.local_root.parent)
+
+
+def _attempt_of(folder: Store) -> str | None:
+    """The attempt that a step's manifest names; None where it cannot be read."""
+    try:
+        return read_manifest(folder).attempt
+    except FlextrainError:
+        return None
 
 
 def newest_checkpoint(root_url: str) -> str | None:

@@ -5,16 +5,20 @@ A rank that fails signs off its error instead, and one that never answers strand
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from flextrain.checkpoint.catalog import MANIFEST, Catalog
 from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
 from flextrain.errors import CheckpointError, FlextrainError, StorageError, unpack
+from flextrain.log import get_logger
+from flextrain.storage import Store
 
 POLL_S = 0.02
 REMOTE_POLL_S = 0.25
-FAILED = "failed.json"
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class Attempt:
     def data(self, rank: int) -> str:
         return f"{self.name}/rank-{rank:05d}.bin"
 
+    @property
+    def failed(self) -> str:
+        return f"{self.name}/failed.json"
+
 
 def merge(attempt: Attempt, state: dict[str, Any], parts: list[Part]) -> Manifest:
     """One manifest from what every rank wrote. Pure."""
@@ -78,10 +86,11 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
     deadline = time.monotonic() + timeout_s
     while True:
         for key in {entry.key for entry in folder.list(attempt.name)}.intersection(records) - found.keys():
-            body = json.loads(folder.get(key))
-            if "error" in body:
-                raise unpack(body["error"])
-            found[key] = Part.from_dict(body)
+            part = signed_off(catalog, attempt, records.index(key))
+            if isinstance(part, FlextrainError):
+                raise part
+            if part:
+                found[key] = part
         if len(found) == attempt.world_size:
             return [found[key] for key in records]
         if time.monotonic() > deadline:
@@ -91,31 +100,76 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
 
 
 def commit(catalog: Catalog, attempt: Attempt, state: dict[str, Any], keep_last_n: int, timeout_s: float) -> Manifest:
-    """Rank 0's half: gather, commit, retire what is too old. Where it fails, all others are told."""
+    """Rank 0's half: gather, commit, retire what is too old. Where it fails, all others are told.
+
+    It may be the second life of a killed writer: what the first one decided, and others have seen, stays decided.
+    """
     try:
-        manifest = merge(attempt, state, gather(catalog, attempt, timeout_s))
-        catalog.commit(manifest)
-    except FlextrainError as error:
-        catalog.folder(attempt.step).put(f"{attempt.name}/{FAILED}", json.dumps(error.pack()).encode())
-        raise
-    catalog.retire(keep_last_n)
+        manifest = decided(catalog, attempt)
+        if manifest is None:
+            manifest = merge(attempt, state, gather(catalog, attempt, timeout_s))
+            catalog.commit(manifest)
+    except Exception as error:
+        told = explained(error, f"rank 0 could not commit step {attempt.step}")
+        with suppress(StorageError):  # where even this cannot be written, the others wait for their timeout
+            catalog.folder(attempt.step).put(attempt.failed, json.dumps(told.pack()).encode())
+        raise told from error
+    try:
+        catalog.retire(keep_last_n)
+    except (FlextrainError, OSError) as error:  # what is committed is committed; the next save tries again
+        log.warning("step %d is committed, but older ones could not be deleted: %s", attempt.step, error)
     return manifest
+
+
+def decided(catalog: Catalog, attempt: Attempt) -> Manifest | None:
+    """What rank 0 made of an attempt: its manifest, None as long as that is open; raises what made rank 0 give up."""
+    folder = catalog.folder(attempt.step)
+    if folder.size(MANIFEST) is not None:
+        manifest = catalog.manifest(attempt.step)
+        if manifest.attempt == attempt.name:
+            return manifest
+    failed = _get(folder, attempt.failed)
+    if failed is None:
+        return None
+    raise unpack(json.loads(failed))
+
+
+def signed_off(catalog: Catalog, attempt: Attempt, rank: int) -> Part | FlextrainError | None:
+    """What an earlier life of a rank's writer signed off, which is final: rank 0 may have acted on it."""
+    record = _get(catalog.folder(attempt.step), attempt.record(rank))
+    if record is None:
+        return None
+    body = json.loads(record)
+    return unpack(body["error"]) if "error" in body else Part.from_dict(body)
+
+
+def explained(error: Exception, what: str) -> FlextrainError:
+    """An error in the form in which all ranks can hear of it."""
+    if isinstance(error, FlextrainError):
+        return error
+    reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return CheckpointError(
+        f"{what}: {reason}",
+        number=7,
+        remedy="free space or mend the disk; what was committed before is unharmed",
+    )
+
+
+def _get(folder: Store, key: str) -> bytes | None:
+    try:
+        return folder.get(key)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def await_commit(catalog: Catalog, attempt: Attempt, timeout_s: float) -> Manifest:
     """The others' half: the manifest once it is there; raises what made rank 0 give up."""
-    folder = catalog.folder(attempt.step)
     deadline = time.monotonic() + timeout_s
     while True:
-        if folder.size(MANIFEST) is not None:
-            manifest = catalog.manifest(attempt.step)
-            if manifest.attempt == attempt.name:
-                return manifest
-        try:
-            raise unpack(json.loads(folder.get(f"{attempt.name}/{FAILED}")))
-        except StorageError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
+        if manifest := decided(catalog, attempt):
+            return manifest
         if time.monotonic() > deadline:
             raise _silent(attempt, "rank 0 neither committed nor gave up", timeout_s)
         _wait(catalog)

@@ -33,9 +33,15 @@ class CheckpointSaver:
     """Checkpoints of one model and optimizer below a catalog. Called by all ranks together, between two steps."""
 
     def __init__(
-        self, catalog: Catalog, model: nn.Module, optimizer: torch.optim.Optimizer, keep_last_n: int = 3
+        self,
+        catalog: Catalog,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        keep_last_n: int = 3,
+        commit_timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
         self.catalog, self._model, self._optimizer, self._keep_last_n = catalog, model, optimizer, keep_last_n
+        self._commit_timeout_s = commit_timeout_s
         self._writer: Writer | None = None
         self._unsent: Request | None = None
 
@@ -73,7 +79,7 @@ class CheckpointSaver:
             rank=_rank(),
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             keep_last_n=self._keep_last_n,
-            timeout_s=COMMIT_TIMEOUT_S,
+            timeout_s=self._commit_timeout_s,
             state=state,
         )
         return done + self.poll()
@@ -128,13 +134,17 @@ class CheckpointSaver:
         One found corrupt is set aside with a warning (its manifest is deleted, its data stay for the next retention),
         and the next older one is tried. Raises CheckpointMismatch where it belongs to another model.
         """
+        gone = None
         while (step := _agree(lambda: max(self.catalog.steps(), default=None))) is not None:
             try:
                 return self.load(self.catalog, step)
             except CheckpointCorrupt as error:
                 log.warning("checkpoint of step %d is unsound and set aside: %s", step, error)
-                if _rank() == 0:
-                    self.catalog.set_aside(step)
+                _agree(lambda step=step: self.catalog.set_aside(step))
+            except CheckpointError as error:
+                if error.number != 4 or step == gone:  # else retired since it was listed: a newer one is there
+                    raise
+                gone = step
         return None
 
     def load(self, catalog: Catalog, step: int) -> Manifest:
@@ -179,9 +189,9 @@ def _all_or_none(action: Callable[[], Any]) -> list[Any]:
         return [result]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (result, _packed(error)))
-    if error:
-        raise error
-    for rank, (_, packed) in enumerate(gathered):
+    for rank, (_, packed) in enumerate(gathered):  # the first one, on all: what they do about it must be the same
+        if error and rank == _rank():
+            raise error
         if packed:
             raise unpack({**packed, "message": f"rank {rank}: {packed['message']}"})
     return [value for value, _ in gathered]

@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: what it holds, where each byte lies, the hash of every chunk. JSON, never pickle."""
+"""The manifest of a checkpoint: what it holds, where each byte lies, the hash of every chunk. JSON, never pickle.
+
+Its last field, the seal, is a hash of all that stands before it: a flipped bit that leaves JSON behind is found too.
+"""
 
 import hashlib
 import json
@@ -7,10 +10,13 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
+import xxhash
+
 from flextrain.errors import CheckpointCorrupt
 
 FORMAT = "flextrain-checkpoint"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+SEAL = b',"seal":"'
 CHUNK_BYTES = 16 << 20
 ITEM_BYTES = {
     "float64": 8,
@@ -23,8 +29,17 @@ ITEM_BYTES = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
 }
-OBJECT_NAME = re.compile(r"^[A-Za-z0-9-]+/rank-\d{5,}\.bin$")  # never leads outside the step's folder
+OBJECT_NAME = re.compile(r"[A-Za-z0-9-]+/rank-\d{5,}\.bin")  # never leads outside the step's folder
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         body = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
-        return json.dumps(body, separators=(",", ":")).encode()
+        return sealed(json.dumps(body, separators=(",", ":")).encode())
 
     @property
     def digest(self) -> str:
@@ -82,7 +97,7 @@ class Manifest:
     def from_json(cls, text: bytes, where: str) -> "Manifest":
         """Parse and check a manifest read from `where`; raises CheckpointCorrupt for anything it cannot vouch for."""
         try:
-            body = json.loads(text)
+            body = json.loads(unsealed(text))
             found = (body.get("format"), body.get("schema_version"))
             if found != (FORMAT, SCHEMA_VERSION):
                 raise ValueError(f"format and version are {found}, expected {(FORMAT, SCHEMA_VERSION)}")
@@ -97,7 +112,7 @@ class Manifest:
                 },
             )
             manifest._check()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CheckpointCorrupt(
                 f"{where}: not a sound manifest ({error})",
                 number=1,
@@ -107,7 +122,7 @@ class Manifest:
 
     def _check(self) -> None:
         for name, entry in self.objects.items():
-            if not OBJECT_NAME.match(name):
+            if not OBJECT_NAME.fullmatch(name):
                 raise ValueError(f"object name {name!r} leads elsewhere")
             if len(entry.chunks) != -(-entry.size_bytes // CHUNK_BYTES):
                 raise ValueError(f"{name} has {len(entry.chunks)} chunk hashes for {entry.size_bytes} bytes")
@@ -127,6 +142,19 @@ class Manifest:
         end = shard.offset + prod(shard.shape) * ITEM_BYTES[tensor.dtype]
         if shard.offset < 0 or end > self.objects[shard.object].size_bytes:
             raise ValueError(f"a shard of {name} lies outside {shard.object}")
+
+
+def sealed(body: bytes) -> bytes:
+    """A JSON object with the hash of its text as a last field."""
+    return body[:-1] + SEAL + xxhash.xxh3_64_hexdigest(body).encode() + b'"}'
+
+
+def unsealed(text: bytes) -> bytes:
+    """What was sealed; raises ValueError where a single bit of it changed since."""
+    body = text.rpartition(SEAL)[0] + b"}"
+    if sealed(body) != text:
+        raise ValueError("its text differs from its seal")
+    return body
 
 
 def _tensor(entry: dict[str, Any]) -> TensorEntry:

@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
@@ -53,10 +54,13 @@ def _write_file(spares: Path, path: Path, memory: memoryview, size_bytes: int) -
             hashes = tuple(pool.map(write, range(0, size_bytes, CHUNK_BYTES)))
         os.ftruncate(fd, size_bytes)
         os.fsync(fd)
+    except OSError:
+        partial.unlink()  # on a full disk half a file would keep it full
+        raise
     finally:
         os.close(fd)
     partial.rename(path)
-    flush_folder(path.parent)
+    flush(path.parent)
     return ObjectEntry(size_bytes, hashes)
 
 
@@ -86,9 +90,9 @@ def _take_spare(spares: Path, path: Path) -> None:
             continue
 
 
-def flush_folder(folder: Path) -> None:
-    """Make names created in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Make a file's bytes, or the names created in a folder, durable."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -100,5 +104,7 @@ def keep_spare(spares: Path, path: Path, at_most: int) -> bool:
     spares.mkdir(exist_ok=True)
     if len(list(spares.iterdir())) >= at_most:
         return False
-    path.rename(spares / f"{path.parent.name}-{path.name}")
-    return True
+    with suppress(FileNotFoundError):  # somebody else retires the same step
+        path.rename(spares / f"{path.parent.name}-{path.name}")
+        return True
+    return False

@@ -4,6 +4,7 @@ Chunks are fetched and checked by a few threads, and go from there straight into
 beyond the destination is one chunk per thread.
 """
 
+import errno
 import mmap
 import os
 import threading
@@ -47,9 +48,14 @@ def read_into(folder: Store, manifest: Manifest, state: State, *, prefix: str = 
     """Fill `state`'s tensors in place from a checkpoint; entries of the manifest outside `prefix` are ignored."""
     saved = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
     check_fits(saved, state, folder.url)
+    read_boxes(folder, manifest, local_boxes(state))
+
+
+def read_boxes(folder: Store, manifest: Manifest, boxes: Iterable[Box]) -> None:
+    """Fill boxes, of the dtype they were saved in, from whatever saved shards they overlap."""
     wanted: dict[str, list[Target]] = defaultdict(list)
-    for box in local_boxes(state):
-        for shard in saved[box.name].shards:
+    for box in boxes:
+        for shard in manifest.tensors[box.name].shards:
             if all(low < high for low, high in _bounds(shard, box)):
                 wanted[shard.object].append(_target(shard, box))
     for name, targets in sorted(wanted.items()):
@@ -163,7 +169,7 @@ class Chunks:
         try:
             return open_direct(self._path, os.O_RDONLY) if self._path else None
         except OSError as error:
-            raise self._corrupt(f"cannot be read ({error.strerror})") from error
+            raise self._unreadable(error) from error
 
     def _fetch(self, fd: int | None, index: int) -> Bytes:
         """A chunk, verified; valid until this thread fetches the next."""
@@ -171,8 +177,12 @@ class Chunks:
         length = min(CHUNK_BYTES, self._entry.size_bytes - start)
         try:
             chunk = self._read(fd, start, length) if fd is not None else self._get(start, length)
-        except (OSError, StorageError) as error:
-            raise self._corrupt(f"cannot be read at byte {start} ({error})") from error
+        except StorageError as error:
+            if self._folder.size(self._name) == self._entry.size_bytes:
+                raise  # the store ails, not the object
+            raise self._corrupt(f"cannot be read at byte {start} ({error.text})") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
         if len(chunk) != length or xxhash.xxh3_64_hexdigest(chunk.data) != self._entry.chunks[index]:
             raise self._corrupt(f"differs from its hash between bytes {start} and {start + length}")
         return chunk
@@ -187,6 +197,12 @@ class Chunks:
 
     def _get(self, start: int, length: int) -> Bytes:
         return np.frombuffer(self._folder.get_range(self._name, start, length), np.uint8)
+
+    def _unreadable(self, error: OSError) -> CheckpointCorrupt | StorageError:
+        """A file that is gone or lies on a bad block is lost; where memory, descriptors or rights lack, it is not."""
+        if error.errno in (errno.ENOENT, errno.EIO):
+            return self._corrupt(f"cannot be read ({error.strerror})")
+        return StorageError(f"{self._url}: {error.strerror}", number=4, remedy="check the path and the permissions")
 
     def _corrupt(self, what: str) -> CheckpointCorrupt:
         return CheckpointCorrupt(

@@ -20,12 +20,15 @@ from typing import Any
 import flextrain
 from flextrain.checkpoint.arena import Arena, Layout
 from flextrain.checkpoint.catalog import Catalog
-from flextrain.checkpoint.commit import Attempt, Part, await_commit, commit, sign_off
+from flextrain.checkpoint.commit import Attempt, Part, await_commit, commit, explained, sign_off, signed_off
 from flextrain.checkpoint.manifest import Shard
 from flextrain.checkpoint.persist import persist
 from flextrain.errors import CheckpointError, FlextrainError, unpack
 from flextrain.processes import die_with_parent
 from flextrain.storage import open_store
+
+LIVES = 5
+CLOSE_GRACE_S = 10.0  # to finish a save under way; it may wait for ranks that are gone
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Writer:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._pending: list[Request] = []
+        self._deaths = 0
         self._start()
 
     def _start(self) -> None:
@@ -95,20 +99,24 @@ class Writer:
                 return None
             body = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            self._restart()
-            return None
+            return self._restart()
         self._pending.pop(0)
+        self._deaths = 0
         error = unpack(body.pop("error")) if "error" in body else None
         return Saved(**body, error=error)
 
-    def _restart(self) -> None:
-        """Ask a new process for all that is unanswered. Objects of the same attempt are written over, and a commit that
-        the dead one had made already is found to be our own."""
+    def _restart(self) -> Saved | None:
+        """Ask a new process for all that is unanswered: it goes on where the dead one stopped, and a commit that one had
+        made already is found to be our own. A request that LIVES processes died of is given up."""
         self._process.wait()
         self._pipe.close()
+        self._deaths += 1
+        lost = self._pending.pop(0) if self._deaths == LIVES else None
+        self._deaths %= LIVES
         self._start()
         for request in self._pending:
             self._send(json.dumps(asdict(request)))
+        return Saved(lost.step, lost.slot, 0.0, error=_died(lost)) if lost else None
 
     def _send(self, text: str) -> None:
         with suppress(OSError):  # it died: the next poll notices, and asks its successor
@@ -116,7 +124,18 @@ class Writer:
 
     def close(self) -> None:
         self._pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_GRACE_S)
+        self._process.kill()
         self._process.wait()
+
+
+def _died(request: Request) -> CheckpointError:
+    return CheckpointError(
+        f"rank {request.rank}: the process that writes checkpoints died {LIVES} times over step {request.step}",
+        number=10,
+        remedy="look at its output and at what ends processes here (memory); what was committed before is unharmed",
+    )
 
 
 def serve(pipe: Connection, fd: int) -> None:
@@ -132,8 +151,8 @@ def serve(pipe: Connection, fd: int) -> None:
         answer: dict[str, Any] = {"step": request.step, "slot": request.slot}
         try:
             answer |= save(request, arena)
-        except FlextrainError as error:
-            answer["error"] = error.pack()
+        except Exception as error:  # a writer that dies of one would be started anew, and die of it again
+            answer["error"] = explained(error, f"rank {request.rank} could not save step {request.step}").pack()
         try:
             pipe.send_bytes(json.dumps({**answer, "seconds": time.perf_counter() - began_s}).encode())
         except OSError:
@@ -144,18 +163,13 @@ def save(request: Request, arena: Arena) -> dict[str, Any]:
     """Persist, sign off, and see the attempt committed. Raises FlextrainError, after telling the other ranks."""
     catalog = Catalog(open_store(request.root))
     attempt = Attempt(request.step, request.attempt, request.world_size)
-    part: Part | FlextrainError
-    try:
-        part = _persist(catalog, attempt, request, arena)
-    except FlextrainError as error:
-        part = error
-    except OSError as error:
-        part = CheckpointError(
-            f"rank {request.rank} could not write step {request.step}: {error}",
-            number=7,
-            remedy="free space or mend the disk; what was committed before is unharmed",
-        )
-    sign_off(catalog, attempt, request.rank, part)
+    part = signed_off(catalog, attempt, request.rank)  # by an earlier life of this writer
+    if part is None:
+        try:
+            part = _persist(catalog, attempt, request, arena)
+        except Exception as error:  # whatever it is, the other ranks wait for word of it
+            part = explained(error, f"rank {request.rank} could not write step {request.step}")
+        sign_off(catalog, attempt, request.rank, part)
     if isinstance(part, FlextrainError) and request.rank:
         raise part
     if request.rank == 0:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
+from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry, sealed, unsealed
 from flextrain.errors import CheckpointCorrupt
 
 SOUND = Manifest(
@@ -31,20 +31,22 @@ def test_a_sound_manifest_survives_the_journey() -> None:
 
 
 def edit(path: list[Any], value: Any) -> bytes:
-    body = json.loads(SOUND.to_json())
+    body = json.loads(unsealed(SOUND.to_json()))
     target = body
     for key in path[:-1]:
         target = target[key]
     target[path[-1]] = value
-    return json.dumps(body).encode()
+    return sealed(json.dumps(body).encode())
 
 
 SHARD = ["tensors", "model.w", "shards", 0]
 BROKEN = {
-    "not json": b"{",
-    "a list": b"[]",
+    "nothing": b"",
+    "not json": sealed(b"{x}"),
+    "a list": sealed(b"[]"),
+    "no seal": unsealed(SOUND.to_json()),
     "another format": edit(["format"], "pickle"),
-    "a newer version": edit(["schema_version"], 2),
+    "a newer version": edit(["schema_version"], 3),
     "no tensors": edit(["tensors"], None),
     "a missing shard": edit(["tensors", "model.w", "shards"], []),
     "an object outside the folder": edit([*SHARD, "object"], "../../etc/passwd"),
@@ -63,3 +65,13 @@ BROKEN = {
 def test_an_unsound_manifest_is_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointCorrupt, match=r"runs/x/manifest\.json: not a sound manifest"):
         Manifest.from_json(BROKEN[name], "runs/x/manifest.json")
+
+
+def test_every_single_bit_flip_is_found() -> None:
+    text = SOUND.to_json()
+    for place in range(len(text)):
+        for bit in range(8):
+            flipped = bytearray(text)
+            flipped[place] ^= 1 << bit
+            with pytest.raises(CheckpointCorrupt):
+                Manifest.from_json(bytes(flipped), "here")
