@@ -167,6 +167,9 @@ def create_manifest(folder: Store, manifest: Manifest) -> None:
                 number=3,
                 remedy="two runs write to one place: give one of them another main.experiment_name",
             ) from error
+    except StorageError:
+        if _attempt_of(folder) != manifest.attempt:  # else it was created, and the answer was lost
+            raise
     if folder.local_root:
         flush(folder.local_root / MANIFEST)
         flush(folder.local_root)

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ class CheckpointSaver:
                 return self.load(self.catalog, step)
             except CheckpointCorrupt as error:
                 log.warning("checkpoint of step %d is unsound and set aside: %s", step, error)
-                _agree(lambda step=step: self.catalog.set_aside(step))
+                _agree(partial(self.catalog.set_aside, step))
             except CheckpointError as error:
                 if error.number != 4 or step == gone:  # else retired since it was listed: a newer one is there
                     raise

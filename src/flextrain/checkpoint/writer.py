@@ -106,7 +106,7 @@ class Writer:
         return Saved(**body, error=error)
 
     def _restart(self) -> Saved | None:
-        """Ask a new process for all that is unanswered: it goes on where the dead one stopped, and a commit that one had
+        """Ask a new process for all that is unanswered: it goes on where the dead one stopped, and a commit that it had
         made already is found to be our own. A request that LIVES processes died of is given up."""
         self._process.wait()
         self._pipe.close()
