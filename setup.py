@@ -23,6 +23,7 @@ setup(
         "obstore>=0.9",
         "pydantic>=2.9",
         "pyyaml>=6.0",
+        "safetensors>=0.4.3",
         "tokenizers>=0.21",
         "torch>=2.11",
         "tqdm>=4.66",

@@ -19,7 +19,7 @@ ROOMS: dict[str, set[str]] = {  # room -> the rooms it may import, besides BASE
     "tracking": {"config"},
     "model": {"config"},
     "data": {"config", "storage"},
-    "checkpoint": {"config", "storage"},
+    "checkpoint": {"config", "storage", "model"},
     "cost": {"config", "storage", "tracking"},
     "elastic": {"config", "storage", "tracking", "checkpoint"},
     "parallel": {"config", "model"},

@@ -1,11 +1,11 @@
 """The whole evaluation of one checkpoint: the model it was saved from, held-out figures, baselines, samples."""
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from flextrain.checkpoint import load_weights
 from flextrain.checkpoint.catalog import read_manifest
+from flextrain.checkpoint.recorded import recorded_config
 from flextrain.config import Config
 from flextrain.data import TokenIndexFile
 from flextrain.errors import CheckpointMismatch
@@ -31,7 +31,7 @@ def evaluate(config: Config, *, checkpoint_url: str, index: TokenIndexFile | str
     split = opened if opened.split == "heldout" else opened.other("heldout")
     manifest = read_manifest(open_store(checkpoint_url))
     _check_tokenizer(manifest.state.get("tokenizer"), split, checkpoint_url)
-    trained = _recorded_config(manifest.state.get("config"), checkpoint_url) or config
+    trained = recorded_config(manifest, checkpoint_url) or config
     model = _load_model(trained, checkpoint_url, split)
     settings, seq_length = config.evaluation, trained.data.seq_length
     score = heldout(model, split, seq_length=seq_length, batch_size=settings.batch_size, max_tokens=settings.max_tokens)
@@ -58,21 +58,6 @@ def _check_tokenizer(trained_with: object, split: TokenIndexFile, checkpoint_url
             number=31,
             remedy="give the index it was trained on, or one built with the same tokenizer",
         )
-
-
-def _recorded_config(recorded: object, checkpoint_url: str) -> Config | None:
-    if recorded is None:
-        return None
-    try:
-        return Config.model_validate(recorded)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CheckpointMismatch(
-            f"{checkpoint_url} records a configuration that this flextrain does not understand: "
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
-            number=30,
-            remedy="evaluate it with the version of flextrain that saved it",
-        ) from error
 
 
 def _load_model(trained: Config, checkpoint_url: str, split: TokenIndexFile) -> nn.Module:

@@ -1,6 +1,6 @@
 """Causal language models of `transformers`, by published name or from a folder, made fit for this trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,30 @@ def build_causal_lm(config: ModelConfig, *, vocab_size: int, seq_length: int, se
         make = _from_config if config.weights == "random" else _from_weights
         model = make(config.name, hub_config, dtype)
     return model.train()
+
+
+def describe_causal_lm(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """The model of a checkpoint, without memory for its weights; its `.config` is what is published beside them.
+
+    `shapes`, of the saved weights by name, tell the vocabulary that random weights were made for. Raises ModelError as
+    `build_causal_lm` does.
+    """
+    hub_config = _load_config(config)
+    hub_config.use_cache = True  # off only in training
+    model = _on_meta(config, hub_config)
+    table = model.get_input_embeddings().weight
+    rows = {shapes[name][0] for name, weight in model.named_parameters() if weight is table and shapes.get(name)}
+    if rows - {hub_config.get_text_config().vocab_size}:
+        _set_vocabulary(hub_config, rows.pop())
+        model = _on_meta(config, hub_config)
+    model.config.architectures = [type(model).__name__]
+    described: nn.Module = model
+    return described
+
+
+def _on_meta(config: ModelConfig, hub_config: Any) -> Any:
+    with torch.device("meta"):
+        return _from_config(config.name, hub_config, torch.float64 if config.dtype == "fp64" else torch.float32)
 
 
 def _load_config(config: ModelConfig) -> Any:
