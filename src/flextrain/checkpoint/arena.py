@@ -5,13 +5,16 @@ and never again. It is an anonymous memfd: whoever holds the descriptor keeps it
 its writer, and when the last holder dies nothing is left behind.
 """
 
+import ctypes
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 ALIGN_BYTES = 64  # of a tensor in a slot
 BLOCK_BYTES = 4096  # of a slot: O_DIRECT writes whole blocks from block-aligned memory
+HUGE_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,20 @@ class Arena:
 
     def close(self) -> None:
         os.close(self.fd)  # the map goes with its last view
+
+
+def huge_buffer(size_bytes: int) -> memoryview:
+    """Memory of this process alone, in huge pages where the system gives them, aligned for O_DIRECT.
+
+    A disk is read and written up to three times as fast from huge pages as from 4 KiB pages strewn over memory, which
+    is what shared memory consists of; hence chunks pass through such a buffer, which costs a tenth of that.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # by default mmap shares, and shared memory gets no huge pages
+    block = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=flags)
+    with suppress(OSError):  # a kernel without huge pages
+        block.madvise(mmap.MADV_HUGEPAGE)
+    skip = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % HUGE_PAGE_BYTES
+    return memoryview(block)[skip : skip + size_bytes]
 
 
 def padded(size_bytes: int, to: int) -> int:

@@ -6,6 +6,7 @@ checkpoints are written over instead of new ones: that is 1.8 times as fast, sin
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import xxhash
 
-from flextrain.checkpoint.arena import BLOCK_BYTES, padded
+from flextrain.checkpoint.arena import BLOCK_BYTES, huge_buffer, padded
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
 from flextrain.storage import Store
 
 THREADS = 4
+PIECE_BYTES = 4 << 20  # written at once: fits the processor's cache, where it is copied, hashed and sent off
 SPARES = ".spare"  # folder beside the steps, with files to write over
 
 
@@ -43,14 +45,13 @@ def _write_file(spares: Path, path: Path, memory: memoryview, size_bytes: int) -
     partial = path.with_suffix(".part")
     _take_spare(spares, partial)
     fd = open_direct(partial, os.O_WRONLY | os.O_CREAT)
+    own = threading.local()
 
     def write(start: int) -> str:
-        stop = min(start + CHUNK_BYTES, size_bytes)
-        _write_all(fd, memory[start : padded(stop, BLOCK_BYTES)], start)
-        return xxhash.xxh3_64_hexdigest(memory[start:stop])
+        return _write_chunk(fd, memory, start, min(start + CHUNK_BYTES, size_bytes), own.buffer)
 
     try:
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(THREADS, initializer=lambda: setattr(own, "buffer", huge_buffer(PIECE_BYTES))) as pool:
             hashes = tuple(pool.map(write, range(0, size_bytes, CHUNK_BYTES)))
         os.ftruncate(fd, size_bytes)
         os.fsync(fd)
@@ -72,6 +73,19 @@ def open_direct(path: Path, flags: int) -> int:
         if error.errno != errno.EINVAL:  # what file systems without O_DIRECT answer
             raise
         return os.open(path, flags, 0o644)
+
+
+def _write_chunk(fd: int, memory: memoryview, start: int, stop: int, buffer: memoryview) -> str:
+    """Write memory[start:stop], filled up to a whole block, by way of `buffer`; returns its hash."""
+    digest = xxhash.xxh3_64()
+    for low in range(start, stop, PIECE_BYTES):
+        size_bytes = min(PIECE_BYTES, stop - low)
+        piece = buffer[: padded(size_bytes, BLOCK_BYTES)]
+        piece[:] = memory[low : low + len(piece)]
+        digest.update(piece[:size_bytes])
+        _write_all(fd, piece, low)
+    found: str = digest.hexdigest()
+    return found
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:

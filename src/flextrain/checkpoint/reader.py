@@ -5,7 +5,6 @@ beyond the destination is one chunk per thread.
 """
 
 import errno
-import mmap
 import os
 import threading
 from collections import defaultdict
@@ -20,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import nn
 
+from flextrain.checkpoint.arena import huge_buffer
 from flextrain.checkpoint.catalog import read_manifest
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ITEM_BYTES, Manifest, ObjectEntry, Shard, TensorEntry
 from flextrain.checkpoint.persist import open_direct
@@ -188,12 +188,12 @@ class Chunks:
         return chunk
 
     def _read(self, fd: int, start: int, length: int) -> Bytes:
-        if not hasattr(self._buffers, "map"):
-            self._buffers.map = mmap.mmap(-1, CHUNK_BYTES)  # aligned to a page, as O_DIRECT asks
-        view, done = memoryview(self._buffers.map), 0
+        if not hasattr(self._buffers, "chunk"):
+            self._buffers.chunk = huge_buffer(CHUNK_BYTES)
+        view, done = self._buffers.chunk, 0
         while done < length and (count := os.preadv(fd, [view[done:]], start + done)):
             done += count
-        return np.frombuffer(self._buffers.map, np.uint8)[: min(done, length)]
+        return np.frombuffer(view, np.uint8)[: min(done, length)]
 
     def _get(self, start: int, length: int) -> Bytes:
         return np.frombuffer(self._folder.get_range(self._name, start, length), np.uint8)
