@@ -112,6 +112,10 @@ class Catalog:
                 keep_spare(self.store.local_root / SPARES, folder.local_root / key, at_most=len(data))
         folder.delete(keys)
 
+    def drop_spares(self) -> None:
+        """Free the space of files kept to be written over; a writer that has taken one keeps it."""
+        self.store.delete([entry.key for entry in self.store.list(SPARES)])
+
     def set_aside(self, step: int) -> None:
         """Withdraw a commit found unsound, so that the step can be saved anew; its data stay until they are orphans."""
         self.folder(step).delete([MANIFEST])

@@ -4,12 +4,17 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from flextrain.cli import checkpoints
 from flextrain.errors import ConfigError, FlextrainError
 from flextrain.log import setup
 from flextrain.world import World
 
+Verb = Callable[[argparse.Namespace], None]
 USER_MISTAKE, INTERRUPTED = 2, 130  # exit codes
+
+NO_FLAGS = {"verb", "function", "parser", "takes_overrides", "config", "checkpoint", "url", "folder"}
 
 ABOUT = """\
 flextrain trains language models on machines that may vanish.
@@ -72,14 +77,16 @@ def _run(argv: list[str]) -> int:
     flags, rest = split_overrides(argv)
     parser = build_parser()
     args, unknown = parser.parse_known_args(rest)
-    if args.verb is None:
-        parser.print_help(sys.stderr)
+    if args.function is None:
+        args.parser.print_help(sys.stderr)
         return USER_MISTAKE
+    if not args.takes_overrides:
+        unknown += flags
     if unknown:
         raise _unknown(unknown, args)
     args.overrides = flags
     setup(World.detect())
-    verb: Callable[[argparse.Namespace], None] = args.function
+    verb: Verb = args.function
     verb(args)
     return 0
 
@@ -103,12 +110,13 @@ def _unknown(words: list[str], args: argparse.Namespace) -> ConfigError:
     lines = []
     for word in words:
         name, _, value = word.lstrip("-").partition("=")
-        options = get_close_matches(name, set(vars(args)) - {"verb", "function", "config", "checkpoint"}, 1)
-        keys = schema_words().nearest((name,)) if word.startswith("--") and not options else []
+        options = get_close_matches(name, [key.replace("_", "-") for key in set(vars(args)) - NO_FLAGS], 1)
+        keys = schema_words().nearest((name,)) if word.startswith("--") and args.takes_overrides and not options else []
         near = [f"--{option}" for option in options] + [f"--{key}={value or 'VALUE'}" for key in keys]
         lines.append(f"{word}: `flextrain {args.verb}` does not take this.{did_you_mean(near)}")
-    remedy = f"`flextrain {args.verb} --help` shows what it takes; keys of the configuration are --section.key=value"
-    return ConfigError("\n".join(lines), number=6, remedy=remedy)
+    remedy = f"`flextrain {args.verb} --help` shows what it takes"
+    keys_too = "; keys of the configuration are --section.key=value" if args.takes_overrides else ""
+    return ConfigError("\n".join(lines), number=6, remedy=remedy + keys_too)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -119,21 +127,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(verb=None)
+    parser.set_defaults(function=None, parser=parser)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def add(
-        name: str, function: Callable[[argparse.Namespace], None], about: str, examples: str
-    ) -> argparse.ArgumentParser:
-        verb = verbs.add_parser(
-            name,
-            help=about,
-            description=f"{about[0].upper()}{about[1:]}.",
-            epilog=f"{examples}\n{OVERRIDES}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        verb.set_defaults(verb=name, function=function)
+    def add(name: str, function: Verb, about: str, examples: str) -> argparse.ArgumentParser:
+        verb = _add_parser(verbs, name, about, f"{examples}\n{OVERRIDES}")
+        verb.set_defaults(verb=name, function=function, takes_overrides=True)
         return verb
 
     train = add("train", _train, "train a model on this machine, or go on with it", TRAIN)
@@ -149,6 +148,33 @@ def build_parser() -> argparse.ArgumentParser:
     _config_argument(evaluate)
     evaluate.add_argument("--index", required=True, metavar="PATH", help="folder or URL of the token index")
     evaluate.add_argument("--json", metavar="FILE", help="file or URL to write the report to as well")
+    _add_checkpoint(verbs)
+    return parser
+
+
+def _add_checkpoint(verbs: Any) -> None:
+    """`checkpoint`, and its own commands below it."""
+    group = _add_parser(verbs, "checkpoint", "list, check, clean up and export checkpoints", checkpoints.ABOUT)
+    group.set_defaults(verb="checkpoint", parser=group)
+    below = group.add_subparsers(title="commands", metavar="COMMAND")
+
+    def add(name: str, function: Verb, about: str, examples: str) -> argparse.ArgumentParser:
+        verb = _add_parser(below, name, about, examples)
+        verb.set_defaults(verb=f"checkpoint {name}", function=function, takes_overrides=False)
+        return verb
+
+    checkpoints.add_verbs(add)
+
+
+def _add_parser(verbs: Any, name: str, about: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     return parser
 
 

@@ -13,11 +13,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.saved import save_now
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
 
-from flextrain.checkpoint import Catalog, CheckpointSaver
+from flextrain.checkpoint import Catalog
 from flextrain.checkpoint.catalog import read_manifest
 from flextrain.checkpoint.dcp import FlextrainReader, FlextrainWriter
 from flextrain.checkpoint.manifest import ITEM_BYTES, sealed, unsealed
@@ -112,7 +113,7 @@ def test_what_was_saved_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
 def test_the_trainers_checkpoints_load_too(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    CheckpointSaver(Catalog(open_store(tmp_path)), model, optimizer).save(5, {"config": {}})
+    save_now(tmp_path, model, optimizer, 5, {"config": {}})
     other = nn.Linear(3, 2)
     load(tmp_path / "step-00000005", {"model": other.state_dict()})
     assert torch.equal(model.weight, other.weight)

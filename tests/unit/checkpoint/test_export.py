@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.support.saved import save_now
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver
 from flextrain.checkpoint.dcp import FlextrainWriter
 from flextrain.checkpoint.export import export_dcp, export_safetensors, split
 from flextrain.config import Config
 from flextrain.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
 from flextrain.model import build_model
-from flextrain.storage import open_store
 
 VOCAB = 61
 
@@ -47,10 +46,8 @@ def checkpoint(root: Path, name: str, **model: Any) -> tuple[str, nn.Module]:
     """URL of a checkpoint of a run with a random model, and that model."""
     config = Config.model_validate({"data": {"seq_length": 12}, "model": {"name": name, **model}})
     net = build_model(config.model, vocab_size=VOCAB, seq_length=12, seed=1)
-    saver = CheckpointSaver(Catalog(open_store(root)), net, torch.optim.AdamW(net.parameters()))
-    saver.save(7, {"config": config.model_dump(mode="json"), "position": 84})
-    saver.close()
-    return saver.catalog.url_of(7), net
+    state = {"config": config.model_dump(mode="json"), "position": 84}
+    return save_now(root, net, torch.optim.AdamW(net.parameters()), 7, state), net
 
 
 @pytest.mark.parametrize("max_file_bytes", [1 << 30, 6000])
