@@ -10,6 +10,7 @@ from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, 
 from flextrain.storage import Store, open_store
 
 MANIFEST = "manifest.json"
+SET_ASIDE = "manifest.unsound.json"
 EXAMPLE = "name a folder like …/checkpoints/step-00000100 that contains manifest.json"
 STEP_FOLDER = re.compile(r"^step-(\d{8,})$")
 
@@ -93,11 +94,12 @@ class Catalog:
             for step, attempt in last_write
             if step in committed and len([s for s, _ in last_write if s == step]) > 1
         }
-        owners = {
-            step: self.manifest(step).attempt if step in contested else attempt
-            for step, attempt in last_write
-            if step in committed
-        }
+        owners = {step: attempt for step, attempt in last_write if step in committed}
+        for step in contested:
+            try:
+                owners[step] = self.manifest(step).attempt
+            except CheckpointCorrupt:  # whose data are whose cannot be told: resuming will set it aside
+                last_write = {key: value for key, value in last_write.items() if key[0] != step}
         for step, attempt in orphaned_attempts(last_write, owners, time.time()):
             self._delete_below(step, attempt)
         return doomed
@@ -108,8 +110,11 @@ class Catalog:
         self._delete_below(step, "")
 
     def set_aside(self, step: int) -> None:
-        """Withdraw a commit found unsound, so that the step can be saved anew; its data stay until they are orphans."""
-        self.folder(step).delete([MANIFEST])
+        """Withdraw a commit found unsound, so that the step can be saved anew. Its manifest stays under another name,
+        for a person to look at, and its data until they are orphans."""
+        folder = self.folder(step)
+        folder.put(SET_ASIDE, folder.get(MANIFEST))
+        folder.delete([MANIFEST])
 
     def _delete_below(self, step: int, prefix: str) -> None:
         folder = self.folder(step)

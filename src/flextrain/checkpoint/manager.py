@@ -44,7 +44,10 @@ class CheckpointSaver:
 
         def commit() -> None:
             self.catalog.commit(manifest)
-            self.catalog.retire(self._keep_last_n)
+            try:
+                self.catalog.retire(self._keep_last_n)
+            except FlextrainError as error:
+                log.warning("old checkpoints were not all deleted: %s", error)
 
         _all_or_none(commit if _rank() == 0 else lambda: None)
         return manifest
@@ -63,6 +66,22 @@ class CheckpointSaver:
                 if _rank() == 0:
                     self.catalog.set_aside(step)
         return None
+
+    def resume_from(self, url: str) -> tuple[Manifest, str]:
+        """Load the checkpoint at `url`, or the newest sound one before it in the same place; returns its URL too.
+
+        Nothing is set aside: the place is another run's. Raises CheckpointCorrupt where none is sound.
+        """
+        catalog, last = Catalog.locate(url)
+        steps = [step for step in _agree(catalog.steps) if step <= last] or [last]
+        while True:
+            step = steps.pop()
+            try:
+                return self.load(catalog, step), catalog.url_of(step)
+            except CheckpointCorrupt as error:
+                if not steps:
+                    raise
+                log.warning("the checkpoint of step %d is unsound, the one before is tried: %s", step, error)
 
     def load(self, catalog: Catalog, step: int) -> Manifest:
         """Load one checkpoint of any catalog; no older one is tried. Raises CheckpointError on every rank."""

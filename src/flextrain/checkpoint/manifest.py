@@ -66,13 +66,16 @@ class Manifest:
     objects: dict[str, ObjectEntry] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        body = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
-        return json.dumps(body, separators=(",", ":")).encode()
+        """The file's content: the body, and the sha256 that vouches for it."""
+        return _canonical({**self._body(), "sha256": self.digest})
 
     @property
     def digest(self) -> str:
-        """sha256 of the manifest, and so of everything it hashes."""
-        return hashlib.sha256(self.to_json()).hexdigest()
+        """sha256 of the body, and so of everything it hashes."""
+        return hashlib.sha256(_canonical(self._body())).hexdigest()
+
+    def _body(self) -> dict[str, Any]:
+        return {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}
 
     @property
     def size_bytes(self) -> int:
@@ -97,7 +100,9 @@ class Manifest:
                 },
             )
             manifest._check()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if body.get("sha256") != manifest.digest:
+                raise ValueError("it differs from its own sha256")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointCorrupt(
                 f"{where}: not a sound manifest ({error})",
                 number=1,
@@ -127,6 +132,10 @@ class Manifest:
         end = shard.offset + prod(shard.shape) * ITEM_BYTES[tensor.dtype]
         if shard.offset < 0 or end > self.objects[shard.object].size_bytes:
             raise ValueError(f"a shard of {name} lies outside {shard.object}")
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
 def _tensor(entry: dict[str, Any]) -> TensorEntry:

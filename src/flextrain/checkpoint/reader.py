@@ -15,6 +15,7 @@ from flextrain.errors import CheckpointCorrupt, CheckpointMismatch, StorageError
 from flextrain.storage import Store, open_store
 
 NAMES_SHOWN = 3
+GONE = (2, 3)  # numbers of the StorageErrors that say an object is missing or too short
 
 
 def load_weights(url: str, model: nn.Module) -> dict[str, object]:
@@ -88,7 +89,9 @@ class ChunkReader:
             try:
                 chunk = self._folder.get_range(self._name, start, length)
             except StorageError as error:
-                raise self._corrupt(f"cannot be read at byte {start} ({error})") from error
+                if error.number not in GONE:  # refused or out of reach: that says nothing about the bytes
+                    raise
+                raise self._corrupt(f"cannot be read at byte {start} ({error.text})") from error
             if xxhash.xxh3_64_hexdigest(chunk) != self._entry.chunks[index]:
                 raise self._corrupt(f"differs from its hash between bytes {start} and {start + length}")
             self._index, self._chunk = index, chunk

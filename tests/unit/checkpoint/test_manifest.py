@@ -1,5 +1,6 @@
 """A manifest vouches for what it says, or is refused; a hostile one can neither run code nor lead elsewhere."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -31,12 +32,15 @@ def test_a_sound_manifest_survives_the_journey() -> None:
 
 
 def edit(path: list[Any], value: Any) -> bytes:
+    """The sound manifest with one value changed, and a checksum that vouches for the change."""
     body = json.loads(SOUND.to_json())
+    del body["sha256"]
     target = body
     for key in path[:-1]:
         target = target[key]
     target[path[-1]] = value
-    return json.dumps(body).encode()
+    canonical = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+    return json.dumps({**body, "sha256": hashlib.sha256(canonical).hexdigest()}).encode()
 
 
 SHARD = ["tensors", "model.w", "shards", 0]
@@ -56,6 +60,7 @@ BROKEN = {
     "too few chunk hashes": edit(["objects", "abc/rank-00000.bin", "chunks"], []),
     "an absolute object": edit(["objects"], {"/tmp/rank-00000.bin": {"size_bytes": 1, "chunks": ["0"]}}),
     "text for a step": edit(["step"], "five"),
+    "brackets without end": b"[" * 100_000,
 }
 
 
@@ -63,3 +68,12 @@ BROKEN = {
 def test_an_unsound_manifest_is_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointCorrupt, match=r"runs/x/manifest\.json: not a sound manifest"):
         Manifest.from_json(BROKEN[name], "runs/x/manifest.json")
+
+
+def test_every_single_flipped_bit_is_found() -> None:
+    raw = SOUND.to_json()
+    for position in range(len(raw)):
+        flipped = bytearray(raw)
+        flipped[position] ^= 1 << position % 7
+        with pytest.raises(CheckpointCorrupt):
+            Manifest.from_json(bytes(flipped), "here")
