@@ -19,6 +19,9 @@ def setup(world: World | None = None, level: str | None = None) -> None:
     Raises ConfigError for a level that logging does not know.
     """
     world = world or World()
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure:  # a terminal that cannot show a character shows another one
+        reconfigure(errors="replace")
     root = logging.getLogger("flextrain")
     root.handlers.clear()
     prefix = f"rank {world.rank} | " if world.size > 1 else ""

@@ -1,30 +1,6 @@
 """Numbers as people read them: bytes, seconds, counts and dollars."""
 
 import math
-import re
-from collections.abc import Mapping
-
-_BYTE_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _BYTE_UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _split(text: str | float, units: Mapping[str, float], kind: str) -> float:
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", str(text).lower())
-    if not match or match[2] not in units:
-        raise ValueError(f"{text!r} is not a {kind}; write a number and one of {', '.join(u for u in units if u)}")
-    return float(match[1]) * units[match[2]]
-
-
-def parse_bytes(text: str | float) -> int:
-    """'16MiB' -> 16777216; 'kB, MB' count in thousands, 'KiB, MiB' in 1,024s. Raises ValueError."""
-    return round(_split(text, _BYTE_UNITS, "size"))
-
-
-def parse_seconds(text: str | float) -> float:
-    """'90s', '1.5h', 20 -> seconds. Raises ValueError."""
-    return _split(text, _SECONDS, "duration")
 
 
 def format_bytes(size_bytes: float) -> str:

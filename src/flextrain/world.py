@@ -39,7 +39,7 @@ class World:
 
         def read(name: str, default: int) -> int:
             text = environ.get(name) or str(default)
-            if not text.lstrip("-").isdigit():
+            if not text.lstrip("-").isdecimal():
                 raise GangError(
                     f"{name}={text!r} is not a whole number", number=2, remedy=f"unset {name} or give it a number"
                 )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.support.ranks import run_ranks
 from tests.support.tiny import SEQ_LENGTH, VOCAB, Sequences, tiny_config
 
@@ -21,6 +22,14 @@ def train(world: World, root: str, max_steps: int, storage: str | None) -> tuple
     trainer = DistributedTrainer(model, config, Sequences())
     metrics = trainer.train()
     return trainer.place.root, trainer.place.attempt, metrics["loss"]
+
+
+def first_loss(world: World, root: str, strategy: str, seed: int) -> float:
+    """The loss of one step of a model that every rank initialised for itself."""
+    config = tiny_config(main={"output_dir": root}, distributed={"strategy": strategy})
+    config.training.max_steps = 1
+    model = build_model(config.model, vocab_size=VOCAB, seq_length=SEQ_LENGTH, seed=seed + world.rank)
+    return float(DistributedTrainer(model, config, Sequences()).train()["loss"])
 
 
 def refused(world: World, root: str, storage: str) -> str:
@@ -44,3 +53,10 @@ def test_a_place_that_cannot_be_is_refused_on_every_rank(tmp_path: Path) -> None
     said = run_ranks(2, refused, str(tmp_path), "ftp://host/checkpoints")
     assert said[0] == said[1]
     assert "ftp://host" in said[0]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_models_that_ranks_initialised_apart_become_rank_0s(strategy: str, tmp_path: Path) -> None:
+    (alone,) = run_ranks(1, first_loss, str(tmp_path / "alone"), "ddp", 5)
+    for loss in run_ranks(2, first_loss, str(tmp_path / "together"), strategy, 5):
+        assert loss == pytest.approx(alone, rel=1e-5)

@@ -12,6 +12,7 @@ from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, 
 from flextrain.storage import Store, open_store
 
 MANIFEST = "manifest.json"
+SET_ASIDE = "manifest.unsound.json"
 EXAMPLE = "name a folder like …/checkpoints/step-00000100 that contains manifest.json"
 STEP_FOLDER = re.compile(r"^step-(\d{8,})$")
 
@@ -117,8 +118,11 @@ class Catalog:
         self.store.delete([entry.key for entry in self.store.list(SPARES)])
 
     def set_aside(self, step: int) -> None:
-        """Withdraw a commit found unsound, so that the step can be saved anew; its data stay until they are orphans."""
-        self.folder(step).delete([MANIFEST])
+        """Withdraw a commit found unsound, so that the step can be saved anew. Its manifest stays under another name,
+        for a person to look at, and its data until they are orphans."""
+        folder = self.folder(step)
+        folder.put(SET_ASIDE, folder.get(MANIFEST))
+        folder.delete([MANIFEST])
 
     def _delete_below(self, step: int, prefix: str) -> None:
         folder = self.folder(step)

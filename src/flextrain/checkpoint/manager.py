@@ -132,7 +132,7 @@ class CheckpointSaver:
     def resume(self) -> Manifest | None:
         """Load the newest sound checkpoint into model and optimizer; None where there is none.
 
-        One found corrupt is set aside with a warning (its manifest is deleted, its data stay for the next retention),
+        One found corrupt is set aside with a warning (its manifest is renamed, its data stay for the next retention),
         and the next older one is tried. Raises CheckpointMismatch where it belongs to another model.
         """
         gone = None
@@ -147,6 +147,22 @@ class CheckpointSaver:
                     raise
                 gone = step
         return None
+
+    def resume_from(self, url: str) -> tuple[Manifest, str]:
+        """Load the checkpoint at `url`, or the newest sound one before it in the same place; returns its URL too.
+
+        Nothing is set aside: the place is another run's. Raises CheckpointCorrupt where none is sound.
+        """
+        catalog, last = Catalog.locate(url)
+        steps = [step for step in _agree(catalog.steps) if step <= last] or [last]
+        while True:
+            step = steps.pop()
+            try:
+                return self.load(catalog, step), catalog.url_of(step)
+            except CheckpointCorrupt as error:
+                if not steps:
+                    raise
+                log.warning("the checkpoint of step %d is unsound, the one before is tried: %s", step, error)
 
     def load(self, catalog: Catalog, step: int) -> Manifest:
         """Load one checkpoint of any catalog; no older one is tried. Raises CheckpointError on every rank."""

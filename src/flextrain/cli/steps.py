@@ -24,7 +24,7 @@ from flextrain.log import setup
 if TYPE_CHECKING:
     from flextrain.cost.report import CostReport
     from flextrain.evaluate.report import EvalReport
-    from flextrain.tracking import EventLog
+    from flextrain.tracking import Tracker
 
 Values = Mapping[str, Any]
 P = ParamSpec("P")
@@ -124,7 +124,7 @@ def heldout_metrics(report: "EvalReport") -> dict[str, float]:
 
 
 @contextmanager
-def node_time(config: Config, run_root: str, state: str) -> Iterator["EventLog"]:
+def node_time(config: Config, run_root: str, state: str) -> Iterator["Tracker"]:
     """Record that this node spends its time on `state` while the block runs, for the run's ledger."""
     from flextrain.elastic.place import local_events
     from flextrain.elastic.recording import recording
@@ -137,7 +137,7 @@ def node_time(config: Config, run_root: str, state: str) -> Iterator["EventLog"]
     info = RunInfo(config.main.experiment_name, run_id, current.retry_count, AGENT_RANK, 0, life, values)
     durable = open_store(run_root).child("events")
     with recording(info, folder, durable, names.State(state)) as record:
-        yield record.log
+        yield record.tracker
 
 
 @step_body

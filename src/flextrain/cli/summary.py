@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str, str]  # name, value, what it is to be seen against
 
+GO_ON = "  and to train on, the same command again with `run --checkpoint-resume` and a larger training.max_steps"
+
 
 def run_summary(run_id: str, trained: TrainRef, report: "EvalReport", cost: "CostReport") -> str:
     """The run's result as an aligned table, followed by places and commands."""
@@ -19,9 +21,10 @@ def run_summary(run_id: str, trained: TrainRef, report: "EvalReport", cost: "Cos
     flow = "python flows/train_flow.py"
     commands = [
         *(f"{flow} card view {task}" for task in (trained.task, f"{run_id}/evaluate", f"{run_id}/cost_report")),
-        f"{flow} run --checkpoint-resume",
     ]
-    return "\n".join([f"Run {run_id}", table, "", places, "", "Next:", *(f"  {command}" for command in commands)])
+    return "\n".join(
+        [f"Run {run_id}", table, "", places, "", "Next:", *(f"  {command}" for command in commands), GO_ON]
+    )
 
 
 def evaluation_summary(report: "EvalReport") -> str:

@@ -56,7 +56,9 @@ class MainConfig(Section):
         min_length=1,
         description=("local folder for events, indexes and (unless checkpoint.storage says otherwise) checkpoints"),
     )
-    seed: NonNegativeInt = Field(0, description="of the initial weights, the sample order and dropout")
+    seed: Annotated[int, Field(ge=0, lt=2**63), NoBool] = Field(
+        0, description="of the initial weights, the sample order and dropout"
+    )
 
 
 class DataConfig(Section):
@@ -159,7 +161,7 @@ class TrainingConfig(Section):
     min_learning_rate_ratio: Fraction = Field(0.1, description="end of the cosine, as a share of the peak")
     warmup_steps: NonNegativeInt = Field(20, description="steps of linear warm-up from 0")
     max_steps: PositiveInt | None = Field(150, description="optimizer steps; None trains for `epochs`")
-    epochs: PositiveFloat | None = Field(
+    epochs: Annotated[float, Field(gt=0, le=1e6), NoBool] | None = Field(
         None, description="passes over the training split; wins over max_steps where both are given"
     )
     weight_decay: Annotated[float, Field(ge=0), NoBool] = Field(0.1, description="AdamW's, on matrices only")
@@ -202,7 +204,7 @@ class DistributedConfig(Section):
     communication_pattern: Literal["auto", "ring", "tree"] = Field(
         "auto", description="NCCL's algorithm (NCCL_ALGO); only auto on gloo"
     )
-    timeout_s: PositiveFloat = Field(
+    timeout_s: Annotated[float, Field(gt=0, le=1e6), NoBool] = Field(
         300.0, description="seconds a collective may take before the gang is declared broken"
     )
 

@@ -111,6 +111,9 @@ def read_yaml(text: str, source: str) -> Document:
     return document
 
 
+MAX_VALUES = 20_000  # aliases can make a few lines stand for billions
+
+
 class _Reader:
     """Turns the node tree of one document into values, noting places and problems."""
 
@@ -118,6 +121,8 @@ class _Reader:
         self._loader, self._document, self._lines = loader, document, lines
 
     def convert(self, node: yaml.Node, path: KeyPath) -> Any:
+        if len(self._document.value_places) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, "anchors make it too large", node.start_mark)
         self._document.value_places[path] = _place(self._document.source, self._lines, node.start_mark, node.end_mark)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
             raise yaml.constructor.ConstructorError(None, None, f"the tag {node.tag!r} has no meaning", node.start_mark)
@@ -162,6 +167,7 @@ _YAML_REMEDIES = {
     "but found another document": "keep one document; remove the `---` line",
     "nested": "write the values out, without anchors",
     "U+": "save the file as plain UTF-8 text",
+    "anchors": "write the values out, without anchors",
     "the tag": "remove the tag, a word that starts with `!`",
     "undefined alias": "put a value that starts with `*` in quotes",
 }

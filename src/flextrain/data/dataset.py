@@ -69,13 +69,13 @@ class ResumableDataset(Dataset[Sample]):
         return self.order.num_samples
 
     def __getitem__(self, sample_id: int) -> Sample:
-        """{"input_ids": int64 (T,), "labels": int64 (T,)}; labels[t] is the token after input_ids[t]."""
+        """{"input_ids": int64 (T,), "targets": int64 (T,)}; targets[t] is the token after input_ids[t]."""
         return self.__getitems__([range(len(self))[sample_id]])[0]
 
     def __getitems__(self, sample_ids: Sequence[int]) -> list[Sample]:
         """Several at once, as torch's DataLoader asks for them."""
         input_ids_BT, labels_BT = self.batch(np.asarray(sample_ids, dtype=np.int64))
-        return [{"input_ids": x, "labels": y} for x, y in zip(input_ids_BT, labels_BT, strict=True)]
+        return [{"input_ids": x, "targets": y} for x, y in zip(input_ids_BT, labels_BT, strict=True)]
 
     @property
     def fingerprint(self) -> str:

@@ -39,8 +39,8 @@ class StepLoader:
     """Cuts the global order for this rank. Stateless in the step, so resuming is asking for another step.
 
     `dataset` is map-style. Its items are token tensors (T + 1 long, shifted here); dicts with "input_ids" and perhaps
-    "labels" (not shifted, as transformers has them) and "attention_mask" (0: not counted); or those of a dataset with
-    `pre_shifted`. Sequences of unequal length are padded on the right with labels IGNORED.
+    "labels" (not shifted, as transformers has them), "targets" (each the token after its input, as ResumableDataset has
+    them) or "attention_mask" (0: not counted). Sequences of unequal length are padded on the right with labels IGNORED.
     """
 
     def __init__(
@@ -115,15 +115,18 @@ class StepLoader:
 
 
 def _shift(item: Any, sample_id: int) -> tuple[Tensor, Tensor]:
-    """(inputs, labels) of one sequence, each one token shorter than it."""
+    """(inputs, labels) of one sequence: each one token shorter than it, unless it brings its own targets."""
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
     if "input_ids" not in fields:
         raise _no_tokens(sample_id, f"a mapping with {', '.join(map(str, fields))}")
     tokens = _tokens(fields["input_ids"], sample_id)
-    others = {k: _tokens(fields[k], sample_id) for k in ("labels", "attention_mask") if fields.get(k) is not None}
+    known = ("labels", "targets", "attention_mask")
+    others = {key: _tokens(fields[key], sample_id) for key in known if fields.get(key) is not None}
     for name, other in others.items():
         if other.shape != tokens.shape:
             raise _no_tokens(sample_id, f"a dict of {len(tokens)} input_ids and {len(other)} {name}")
+    if "targets" in others:
+        return tokens, others["targets"]
     labels = others.get("labels", tokens)
     if "attention_mask" in others:
         labels = labels.masked_fill(others["attention_mask"] == 0, IGNORED)

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flextrain.errors import StorageError
+from flextrain.log import get_logger
 from flextrain.storage import Store
-from flextrain.tracking import EventLog, RunInfo, event_path, names, upload_events
+from flextrain.tracking import CompositeTracker, EventLog, RunInfo, Tracker, event_path, names, upload_events
+
+log = get_logger(__name__)
 
 BEAT_S = 1.0
 UPLOAD_S = 15.0
@@ -16,14 +20,17 @@ UPLOAD_S = 15.0
 class Recording:
     """An open event file; `upload` copies the files to the run's store, at most every UPLOAD_S unless `now`."""
 
-    def __init__(self, log: EventLog, folder: Path, durable: Store) -> None:
-        self.log, self._folder, self._durable = log, folder, durable
+    def __init__(self, tracker: Tracker, folder: Path, durable: Store) -> None:
+        self.tracker, self._folder, self._durable = tracker, folder, durable
         self._uploaded_s = time.monotonic()
 
     def upload(self, *, now: bool = False) -> None:
         if now or time.monotonic() - self._uploaded_s > UPLOAD_S:
-            upload_events(self._folder, self._durable)
             self._uploaded_s = time.monotonic()
+            try:
+                upload_events(self._folder, self._durable)
+            except (StorageError, OSError) as error:
+                log.warning("events were not copied to %s this time: %s", self._durable.url, error)
 
 
 @contextmanager
@@ -32,13 +39,13 @@ def recording(info: RunInfo, folder: Path, durable: Store, state: names.State) -
 
     Beats come from a thread of their own, so that a slow card or upload never looks like a dead node.
     """
-    log = EventLog(event_path(folder, info))
-    log.start(info)
-    log.event(names.STATE, state=state)
+    tracker = CompositeTracker([EventLog(event_path(folder, info))])
+    tracker.start(info)
+    tracker.event(names.STATE, state=state)
     stop = threading.Event()
-    beats = threading.Thread(target=_beat, args=(log, stop), daemon=True)
+    beats = threading.Thread(target=_beat, args=(tracker, stop), daemon=True)
     beats.start()
-    open_recording = Recording(log, folder, durable)
+    open_recording = Recording(tracker, folder, durable)
     status = names.Status.FAILED
     try:
         yield open_recording
@@ -46,10 +53,10 @@ def recording(info: RunInfo, folder: Path, durable: Store, state: names.State) -
     finally:
         stop.set()
         beats.join()
-        log.close(status)
+        tracker.close(status)
         open_recording.upload(now=True)
 
 
-def _beat(log: EventLog, stop: threading.Event) -> None:
+def _beat(tracker: Tracker, stop: threading.Event) -> None:
     while not stop.wait(BEAT_S):
-        log.event(names.BEAT)
+        tracker.event(names.BEAT)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from flextrain.data.tokenizer import Tokenizer
+from flextrain.errors import ModelError
 from flextrain.evaluate.loss import evaluating
 from flextrain.model.loss import logits_of
 
@@ -40,6 +41,12 @@ def generate(
 def next_token(logits_V: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
     """Draw one id: the likeliest at temperature 0, else from the softmax over the `top_k` likeliest (None: all)."""
     logits = logits_V.detach().to("cpu", torch.float64)
+    if not logits.isfinite().all():
+        raise ModelError(
+            "the model's outputs are not finite: nothing can be drawn from them",
+            number=21,
+            remedy="evaluate an earlier checkpoint; this one was saved after training had diverged",
+        )
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.topk(min(top_k or len(logits), len(logits)))

@@ -1,5 +1,6 @@
 """What happens around steps: recording, printing, checkpointing, accounting. The loop knows none of it."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from flextrain.checkpoint.manager import CheckpointSaver
 from flextrain.checkpoint.writer import Saved
+from flextrain.errors import ModelError
 from flextrain.tracking import Tracker, names
 from flextrain.train.step import StepResult
 from flextrain.units import format_count, format_seconds
@@ -90,6 +92,12 @@ class MetricsHook(Hook):
             }
             progress.loss = metrics[names.LOSS]
             self._tracker.log(step, metrics)
+            if not math.isfinite(progress.loss):
+                raise ModelError(
+                    f"the loss of step {step} is {progress.loss}: training has diverged",
+                    number=20,
+                    remedy="lower training.learning_rate or lengthen training.warmup_steps; no such state was saved",
+                )
         self._pending.clear()
 
 
@@ -172,13 +180,15 @@ class ConsoleHook(Hook):
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._began = (0.0, 0, 0)
+        self._began, self._read = (0.0, 0, 0), True
 
     def begin(self, progress: Progress) -> None:
         self._began = (time.perf_counter(), progress.step, progress.tokens)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         began_s, first_step, first_tokens = self._began
+        if not self._read:
+            return
         if progress.step != first_step + 1 and progress.step % self._interval and not progress.is_last:
             return
         loss = float(result.loss_sum) / max(1, result.tokens)
@@ -188,7 +198,10 @@ class ConsoleHook(Hook):
         width = len(str(progress.last_step))
         where = f"step {progress.step:>{width}}/{progress.last_step}  {_bar(progress.step / progress.last_step)}"
         how = f"loss {loss:.4f}  lr {result.learning_rate:.2e}  {speed} tok/s  {format_seconds(left_s)} left"
-        print(f"{where}  {how}", flush=True)
+        try:
+            print(f"{where}  {how}", flush=True)
+        except OSError:  # nobody reads any more, as in `flextrain train | head`
+            self._read = False
 
 
 def _bar(share: float, width: int = 20) -> str:

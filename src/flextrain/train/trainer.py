@@ -123,8 +123,7 @@ class DistributedTrainer:
             return manifest, saver.catalog.url_of(manifest.step)
         if not self.place.resume_from:
             return None
-        catalog, step = Catalog.locate(self.place.resume_from)
-        return saver.load(catalog, step), self.place.resume_from
+        return saver.resume_from(self.place.resume_from)
 
     def _loader(self, plan: DataPlan) -> StepLoader:
         return StepLoader(

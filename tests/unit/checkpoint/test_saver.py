@@ -1,5 +1,7 @@
 """Saving and resuming in one process: exact, verified, falling back, and never endangering what was committed."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from torch import nn
 
 from flextrain.checkpoint import Catalog, CheckpointSaver, load_weights, newest_checkpoint
 from flextrain.checkpoint.manifest import CHUNK_BYTES
-from flextrain.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch
+from flextrain.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, StorageError
 from flextrain.storage import open_store
 
 
@@ -188,3 +190,42 @@ def test_the_newest_checkpoint_of_an_experiment_is_the_last_committed(tmp_path: 
         train(model, optimizer, 1)
         saver.save(step, {})
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "run-b" / "checkpoints" / "step-00000004")
+
+
+def test_a_store_that_refuses_is_not_taken_for_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", refuse)
+        with pytest.raises(StorageError, match="Permission denied"):
+            make(tmp_path)[0].resume()
+    assert Catalog(open_store(tmp_path)).steps() == [1]
+
+
+def test_a_named_checkpoint_that_is_unsound_gives_way_and_its_run_is_left_alone(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path / "old")
+    for step in (1, 2):
+        train(model, optimizer, 1)
+        saver.save(step, {})
+    corrupt(next((tmp_path / "old" / "step-00000002").glob("*/rank-00000.bin")), "flip")
+    fresh, _, _ = make(tmp_path / "new", seed=1)
+    manifest, url = fresh.resume_from(saver.catalog.url_of(2))
+    assert (manifest.step, url) == (1, saver.catalog.url_of(1))
+    assert saver.catalog.steps() == [1, 2]
+
+
+def test_retention_that_fails_does_not_undo_a_commit(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path, keep=2)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    other = tmp_path / "step-00000001" / "deadbeef" / "rank-00000.bin"
+    other.parent.mkdir()
+    other.write_bytes(b"x")
+    (tmp_path / "step-00000001" / "manifest.json").write_bytes(b"{")
+    saver.save(2, {})
+    assert saver.catalog.steps() == [1, 2]

@@ -36,9 +36,9 @@ def test_sample_i_is_the_ith_window_and_its_labels_are_one_further(
     for i in (0, 7, len(dataset) - 1):
         sample = dataset[i]
         assert torch.equal(sample["input_ids"], tokens[i * 16 : i * 16 + 16])
-        assert torch.equal(sample["labels"], tokens[i * 16 + 1 : i * 16 + 17])
-        assert sample["labels"].dtype == torch.int64
-    assert torch.equal(dataset[-1]["labels"], dataset[len(dataset) - 1]["labels"])
+        assert torch.equal(sample["targets"], tokens[i * 16 + 1 : i * 16 + 17])
+        assert sample["targets"].dtype == torch.int64
+    assert torch.equal(dataset[-1]["targets"], dataset[len(dataset) - 1]["targets"])
     with pytest.raises(IndexError):
         dataset[len(dataset)]
 
@@ -60,8 +60,8 @@ def test_the_promised_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_torch_loaders_take_it(dataset: ResumableDataset) -> None:
     [first, *_] = torch.utils.data.DataLoader(dataset, batch_size=4)
-    assert first["input_ids"].shape == first["labels"].shape == (4, 16)
-    assert torch.equal(first["labels"][2], dataset[2]["labels"])
+    assert first["input_ids"].shape == first["targets"].shape == (4, 16)
+    assert torch.equal(first["targets"][2], dataset[2]["targets"])
 
 
 def test_iterating_follows_the_global_order_epoch_by_epoch(dataset: ResumableDataset) -> None:
@@ -136,7 +136,7 @@ def test_without_an_index_one_is_built_once_below_runs(tmp_path: Path, monkeypat
         assert len(list((tmp_path / "runs" / "indexes").iterdir())) == 1
     assert dataset.index.vocab_size <= 300
     again = ResumableDataset(data_files=["text"], tokenizer=dataset.index.tokenizer(), seq_length=8)
-    assert torch.equal(again[0]["labels"], dataset[0]["labels"])
+    assert torch.equal(again[0]["targets"], dataset[0]["targets"])
 
 
 def test_files_that_the_index_was_not_built_from_are_named(

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.texts import small_config
 
 from flextrain.data import ResumableDataset, SampleOrder, StepLoader
+from flextrain.data.index_builder import build_index
 from flextrain.data.loader import IGNORED, StepBatch
 from flextrain.errors import DataError
 from flextrain.world import World
@@ -154,3 +156,12 @@ def test_batches_arrive_on_cuda(dataset: ResumableDataset) -> None:
     there, here = loader(dataset, device="cuda").step(3), loader(dataset).step(3)
     assert there.micros[0].input_ids_BT.is_cuda
     assert counted(there) == counted(here)
+
+
+def test_a_subset_of_an_index_dataset_is_not_shifted_twice(corpus_folder: Path, tmp_path: Path) -> None:
+    uri, _ = build_index(small_config(corpus_folder), str(tmp_path / "index"), progress=False)
+    dataset = ResumableDataset(index_file=uri, seq_length=16)
+    subset = torch.utils.data.Subset(dataset, range(len(dataset)))
+    [whole], [part] = loader(dataset, batch=1).step(0).micros, loader(subset, batch=1).step(0).micros
+    assert torch.equal(whole.input_ids_BT, part.input_ids_BT)
+    assert torch.equal(whole.labels_BT, part.labels_BT)
