@@ -69,7 +69,7 @@ def train(config: Config, ranks: int | None = None) -> dict[str, Any]:
         incarnation=uuid.uuid4().hex[:12],
         ranks_per_node=ranks,
     )
-    return run_agent(spec)
+    return {**run_agent(spec), "index": reference.uri}
 
 
 def evaluate(config: Config, checkpoint_url: str, index: "str | TokenIndexFile") -> "EvalReport":

@@ -197,6 +197,7 @@ def _train(args: argparse.Namespace) -> None:
     if World.detect().is_main:
         print(f"step        {result['step']}\nloss        {result['loss']:.4f} nats per token")
         print(f"checkpoint  {result['checkpoint']['url']}")
+        print(f"next        flextrain evaluate {result['checkpoint']['url']} --index {result['index']}")
 
 
 def _validate(args: argparse.Namespace) -> None:

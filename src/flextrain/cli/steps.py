@@ -151,6 +151,7 @@ def cost_report(values: Values, launch: Launch, trained: TrainRef) -> "CostRepor
     config = effective_config(values, launch)
     report = build_report(config.cost, read_events(open_store(trained.events_uri)))
     current.card["cost"].extend(cost_components(report))
+    print(report.summary())
     return report
 
 

@@ -1,5 +1,8 @@
 """What the end of a flow prints: one table, and where to look next."""
 
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flextrain.flowkit.refs import TrainRef
@@ -18,13 +21,20 @@ def run_summary(run_id: str, trained: TrainRef, report: "EvalReport", cost: "Cos
     """The run's result as an aligned table, followed by places and commands."""
     table = _table([*_training_rows(trained, cost), *evaluation_rows(report), *_cost_rows(cost)])
     places = _table([("checkpoint", trained.checkpoint.uri, ""), ("events", trained.events_uri, "")])
-    flow = "python flows/train_flow.py"
-    commands = [
-        *(f"{flow} card view {task}" for task in (trained.task, f"{run_id}/evaluate", f"{run_id}/cost_report")),
-    ]
+    flow = f"{_interpreter()} flows/train_flow.py"
+    cards = (trained.task, f"{run_id}/evaluate", f"{run_id}/cost_report")
+    commands = [f"{flow} card view {task}" for task in cards]
+    if cost.attempts > 1:  # each attempt left a card, and Metaflow shows one only by its hash
+        commands[0] = f"{flow} card list {trained.task}, then card view with the last --hash"
     return "\n".join(
         [f"Run {run_id}", table, "", places, "", "Next:", *(f"  {command}" for command in commands), GO_ON]
     )
+
+
+def _interpreter() -> str:
+    """The Python that runs this, so that the commands work in a shell where nothing was activated."""
+    python = Path(sys.executable)
+    return os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python)
 
 
 def evaluation_summary(report: "EvalReport") -> str:

@@ -239,7 +239,11 @@ class CheckpointConfig(Section):
         ),
     )
     auto_resume: bool = Field(
-        True, description="start from the newest sound checkpoint of this experiment, if there is one"
+        True,
+        description=(
+            "`flextrain train` and Python start from the newest sound checkpoint of this experiment, if there is one; "
+            "a flow is asked for that by --checkpoint-resume, and its retries always do"
+        ),
     )
 
 

@@ -152,7 +152,7 @@ class CostReport:
             raise CostError(
                 f"this is no cost report: {type(error).__name__} {error}",
                 number=3,
-                remedy="give the JSON of a cost report of this version, or compute it again with flextrain cost",
+                remedy="give the JSON of a cost report of this version",
             ) from error
 
     def summary(self) -> str:

@@ -164,7 +164,7 @@ def _manifest_of(store: Store) -> Manifest:
         raise DataError(
             f"{store.url} holds no finished index: there is no {MANIFEST}",
             number=13,
-            remedy="build one: python -m flextrain.data.index_builder FILES -o FOLDER, or correct data.index",
+            remedy="build one: flextrain index -o FOLDER; or correct the path",
         )
     return manifest
 

@@ -6,6 +6,7 @@ starts the next attempt, which resumes from the newest checkpoint.
 
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,11 +18,14 @@ from flextrain.elastic.place import RunPlace, local_events, look_back
 from flextrain.elastic.ranks import RankProcesses, count_gpus
 from flextrain.elastic.recording import recording
 from flextrain.elastic.spec import AgentSpec, RankSpec
+from flextrain.log import get_logger
 from flextrain.storage import open_store
 from flextrain.tracking import AGENT_RANK, RunInfo, names, read_events
+from flextrain.tracking.sqlite import ingest
 from flextrain.world import World
 
 TICK_S = 0.2
+log = get_logger(__name__)
 
 
 def run_agent(spec: AgentSpec, on_tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -67,9 +71,19 @@ def run_agent(spec: AgentSpec, on_tick: Callable[[], None] = lambda: None) -> di
                 on_tick()
                 time.sleep(TICK_S)
             on_tick()
+            _ingest(spec, events)
             return {**ranks.result(), "events_url": durable.url}
     finally:
         shutil.rmtree(reports, ignore_errors=True)
+
+
+def _ingest(spec: AgentSpec, events: Path) -> None:
+    """Fill the run's SQLite file, for whoever asks in SQL: node 0 alone does, once its gang is done."""
+    if spec.node == 0:
+        try:
+            ingest(events, events.parent / "events.sqlite")
+        except (OSError, sqlite3.Error) as error:
+            log.warning("events were not copied to SQLite: %s", error)
 
 
 def _ranks(spec: AgentSpec, local_size: int, rank_spec: Path) -> RankProcesses:

@@ -78,7 +78,9 @@ class RankProcesses:
         rank, code = silent[0]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return GangError(
-            f"local rank {rank} {how}", number=5, remedy="start again: training resumes from the newest checkpoint"
+            f"local rank {rank} {how}",
+            number=5,
+            remedy="start again: training resumes; where it is killed again, it probably lacks memory",
         )
 
 

@@ -10,22 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from flextrain.config.schema import Config
 from flextrain.data import ResumableDataset, TokenIndexFile
 from flextrain.elastic.place import RunPlace, open_place
 from flextrain.elastic.spec import RankSpec
 from flextrain.errors import FlextrainError, GangError
+from flextrain.log import get_logger, setup
 from flextrain.model import build_model
-from flextrain.parallel import join_group, leave_group
+from flextrain.model.stats import count_parameters, flops_per_token, training_memory_bytes
+from flextrain.parallel import join_group, leave_group, resolve_strategy
 from flextrain.storage import open_store
 from flextrain.train.agree import from_rank_0
 from flextrain.train.rendezvous import meet
 from flextrain.train.trainer import DistributedTrainer
+from flextrain.units import format_bytes, format_count
 from flextrain.world import World
+
+log = get_logger(__name__)
 
 # What gloo, NCCL and the rendezvous store say when the process at the other end is gone.
 LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|recvValue|NCCL|remote process")
+
+GLOO_PLACE = re.compile(r"\[\S*\.(?:cc|h):\d+\] ")  # where in gloo's source
 
 
 def train_from_config(
@@ -37,7 +45,22 @@ def train_from_config(
     model = build_model(
         config.model, vocab_size=index.vocab_size, seq_length=config.data.seq_length, seed=config.main.seed
     )
+    setup(world := World.detect())
+    log.info("%s", describe(model, config, world))
     return DistributedTrainer(model, config, dataset, place=place, store=store).train()
+
+
+def describe(model: nn.Module, config: Config, world: World) -> str:
+    """What is about to be trained: parameters, arithmetic, ranks, and the memory that each needs at least."""
+    strategy = "ddp" if world.size == 1 else resolve_strategy(config, model)
+    memory = training_memory_bytes(
+        model, strategy=strategy, world_size=world.size, ranks_per_node=world.local_size
+    ).total
+    flops = flops_per_token(model, config.data.seq_length)
+    return (
+        f"{format_count(count_parameters(model))} parameters, {format_count(flops)}FLOP a token, {world.size} ranks, "
+        f"{strategy}, {format_bytes(memory)} a rank before activations"
+    )
 
 
 def train_under_torchrun(config: Config, build_index: Callable[[], str]) -> dict[str, Any]:
@@ -46,7 +69,7 @@ def train_under_torchrun(config: Config, build_index: Callable[[], str]) -> dict
     join_group(world, config.distributed)
     try:
         index_uri, place = from_rank_0(world, lambda: (build_index(), open_place(config)))
-        return train_from_config(config, index_uri, replace(place, node=world.node))
+        return {**train_from_config(config, index_uri, replace(place, node=world.node)), "index": index_uri}
     finally:
         leave_group()
 
@@ -76,6 +99,7 @@ def main(spec_path: str) -> int:
 def _explain(error: Exception, world: World) -> GangError:
     """A lost peer in a sentence; anything else is unexpected, and its traceback is printed."""
     reason = f"{type(error).__name__}: {error}".split("\n")[0]
+    reason = GLOO_PLACE.sub("", reason).split(". This is")[0]
     if dist.is_initialized() and LOST_PEER.search(str(error)):
         return GangError(
             f"rank {world.rank} lost a peer ({reason})",

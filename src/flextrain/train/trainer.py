@@ -106,6 +106,13 @@ class DistributedTrainer:
             progress.checkpoint = {"url": url, "step": manifest.step, "digest": manifest.digest}
             log.info("resumed from %s", url)
             tracker.event(names.RESUME, step=manifest.step, url=url)
+        if progress.is_last:
+            log.info(
+                "step %d of %d is done: nothing is left to train; raise training.max_steps, or start afresh under "
+                "another main.experiment_name",
+                progress.step,
+                progress.last_step,
+            )
         loader = self._loader(plan)
         take_step = OptimizerStep(
             self._parallel, optimizer, self.config, progress.last_step, self._loss_sum, saver.hold
