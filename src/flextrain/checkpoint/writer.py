@@ -1,6 +1,6 @@
 """The writer: a process of its own that makes snapshots durable, and the trainer's handle to it.
 
-`python -m flextrain.checkpoint.writer PIPE ARENA` (two descriptors) maps the arena, persists one snapshot at a time,
+`python -m flextrain.checkpoint.writer PIPE ARENA PARENT` (two descriptors and a pid) maps the arena, persists one snapshot at a time,
 signs off, and commits (rank 0) or waits for the commit (the others). It imports no torch and never shares the trainer's
 interpreter, so hashing and writing never make a step wait. It ends when its trainer does.
 """
@@ -71,7 +71,7 @@ class Writer:
         ours, theirs = Pipe()
         fds = (theirs.fileno(), self._arena.fd)
         layout = json.dumps({**self._arena.layout.to_dict(), "slots": self._arena.slots})
-        command = [sys.executable, "-m", "flextrain.checkpoint.writer", *map(str, fds)]
+        command = [sys.executable, "-m", "flextrain.checkpoint.writer", *map(str, fds), str(os.getpid())]
         source = str(Path(flextrain.__file__).parents[1])
         path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
         environ = {**os.environ, "PYTHONPATH": path}
@@ -190,5 +190,5 @@ def _persist(catalog: Catalog, attempt: Attempt, request: Request, arena: Arena)
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(sys.argv[3]))
     serve(Connection(int(sys.argv[1])), int(sys.argv[2]))

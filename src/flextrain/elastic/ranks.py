@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +30,7 @@ class RankProcesses:
             subprocess.Popen(
                 [sys.executable, "-m", "flextrain.train.main", str(spec)],
                 env=_environ(world, threads),
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
             for world in worlds
         ]
