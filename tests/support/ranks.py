@@ -15,7 +15,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.fsdp", "flextrain.train.trainer", "tests.support.ranks"])
+_context.set_forkserver_preload(
+    ["torch.distributed.fsdp", "torch._dynamo", "flextrain.train.trainer", "tests.support.ranks"]
+)
 
 
 def run_ranks(

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from flextrain.checkpoint.manifest import Manifest
@@ -121,7 +122,8 @@ class Catalog:
         """Withdraw a commit found unsound, so that the step can be saved anew. Its manifest stays under another name,
         for a person to look at, and its data until they are orphans."""
         folder = self.folder(step)
-        folder.put(SET_ASIDE, folder.get(MANIFEST))
+        with suppress(StorageError):  # another process retired it, or there is no room for a copy
+            folder.put(SET_ASIDE, folder.get(MANIFEST))
         folder.delete([MANIFEST])
 
     def _delete_below(self, step: int, prefix: str) -> None:
@@ -170,11 +172,7 @@ def create_manifest(folder: Store, manifest: Manifest) -> None:
         folder.put(MANIFEST, manifest.to_json(), create=True)
     except AlreadyExists as error:
         if _attempt_of(folder) != manifest.attempt:  # else it is our own, and only the answer to it was lost
-            raise CheckpointError(
-                f"{folder.url} was committed by another attempt",
-                number=3,
-                remedy="two runs write to one place: give one of them another main.experiment_name",
-            ) from error
+            raise taken(folder) from error
     except StorageError:
         if _attempt_of(folder) != manifest.attempt:  # else it was created, and the answer was lost
             raise
@@ -182,6 +180,15 @@ def create_manifest(folder: Store, manifest: Manifest) -> None:
         flush(folder.local_root / MANIFEST)
         flush(folder.local_root)
         flush(folder.local_root.parent)
+
+
+def taken(folder: Store) -> CheckpointError:
+    """What an attempt hears that lost its step to another one."""
+    return CheckpointError(
+        f"{folder.url} was committed by another attempt",
+        number=3,
+        remedy="two runs write to one place: give one of them another main.experiment_name",
+    )
 
 
 def _attempt_of(folder: Store) -> str | None:

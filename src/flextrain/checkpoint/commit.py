@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flextrain.checkpoint.catalog import MANIFEST, Catalog
+from flextrain.checkpoint.catalog import MANIFEST, Catalog, taken
 from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
 from flextrain.errors import CheckpointError, FlextrainError, StorageError, unpack
 from flextrain.log import get_logger
@@ -96,6 +96,7 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
         if time.monotonic() > deadline:
             silent = [rank for rank, key in enumerate(records) if key not in found]
             raise _silent(attempt, f"ranks {silent[:8]} signed off nothing", timeout_s)
+        decided(catalog, attempt)  # raises where another attempt has won, whose retention then deletes our records
         _wait(catalog)
 
 
@@ -126,8 +127,9 @@ def decided(catalog: Catalog, attempt: Attempt) -> Manifest | None:
     folder = catalog.folder(attempt.step)
     if folder.size(MANIFEST) is not None:
         manifest = catalog.manifest(attempt.step)
-        if manifest.attempt == attempt.name:
-            return manifest
+        if manifest.attempt != attempt.name:
+            raise taken(folder)
+        return manifest
     failed = _get(folder, attempt.failed)
     if failed is None:
         return None

@@ -19,7 +19,7 @@ from flextrain.checkpoint.arena import BLOCK_BYTES, huge_buffer, padded
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
 from flextrain.storage import Store
 
-THREADS = 4
+THREADS = 8
 PIECE_BYTES = 4 << 20  # written at once: fits the processor's cache, where it is copied, hashed and sent off
 SPARES = ".spare"  # folder beside the steps, with files to write over
 

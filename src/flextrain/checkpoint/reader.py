@@ -1,17 +1,22 @@
 """Reads a checkpoint into the tensors of any world size and strategy, verifying every byte it uses.
 
-Chunks are fetched and checked by a few threads, and go from there straight into the tensors they belong to; memory
-beyond the destination is one chunk per thread.
+Chunks are fetched and hashed piece by piece by a few threads, and go from there straight into the tensors they belong
+to; memory beyond the destination is one piece per thread. A load takes from the page cache what lies there, as right
+after a download, and the rest past it; `verify` asks the disk for everything.
 """
 
+import ctypes
 import errno
+import mmap
 import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import nn
 
-from flextrain.checkpoint.arena import huge_buffer
+from flextrain.checkpoint.arena import BLOCK_BYTES, huge_buffer, padded
 from flextrain.checkpoint.catalog import read_manifest
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ITEM_BYTES, Manifest, ObjectEntry, Shard, TensorEntry
 from flextrain.checkpoint.persist import open_direct
@@ -28,7 +33,8 @@ from flextrain.errors import CheckpointCorrupt, CheckpointMismatch, StorageError
 from flextrain.storage import Store, open_store
 
 NAMES_SHOWN = 3
-THREADS = 4
+THREADS = 8
+PIECE_BYTES = 4 << 20  # read at once from a file: fits the processor's cache, where it is hashed and copied
 Bytes = NDArray[np.uint8]
 
 
@@ -134,63 +140,71 @@ class Chunks:
         self._folder, self._name, self._entry = folder, name, entry
         self._url = folder.url_of(name)
         self._path = folder.local_root / name if folder.local_root else None
-        self._buffers = threading.local()
+        self._own = threading.local()
 
     def check(self) -> None:
-        self._run(range(len(self._entry.chunks)), lambda index, chunk: None)
+        self._run(range(len(self._entry.chunks)), lambda begin, piece: None, cached=False)
 
     def scatter(self, targets: list[Target]) -> None:
-        """Fill `targets`, in order of `start`, from the chunks that hold them."""
+        """Fill `targets`, in order of `start`, from the chunks that hold them. Where it raises, they hold anything."""
         parts: dict[int, list[Target]] = defaultdict(list)
         for target in targets:
             last = (target.start + len(target.into) - 1) // CHUNK_BYTES
             for index in range(target.start // CHUNK_BYTES, last + 1):
                 parts[index].append(target)
 
-        def place(index: int, chunk: Bytes) -> None:
-            begin = index * CHUNK_BYTES
-            for target in parts[index]:
-                low, high = max(begin, target.start), min(begin + len(chunk), target.start + len(target.into))
-                np.copyto(target.into[low - target.start : high - target.start], chunk[low - begin : high - begin])
+        def place(begin: int, piece: Bytes) -> None:
+            for target in parts[begin // CHUNK_BYTES]:
+                low, high = max(begin, target.start), min(begin + len(piece), target.start + len(target.into))
+                if low < high:
+                    np.copyto(target.into[low - target.start : high - target.start], piece[low - begin : high - begin])
 
-        self._run(sorted(parts), place)
+        self._run(sorted(parts), place, cached=True)
 
-    def _run(self, indexes: Iterable[int], use: Callable[[int, Bytes], None]) -> None:
-        fd = self._open()
+    def _run(self, indexes: Iterable[int], use: Callable[[int, Bytes], None], *, cached: bool) -> None:
+        """Give every piece of the chunks named and the byte it begins at to `use`, before its chunk is verified."""
+        with ExitStack() as files, ThreadPoolExecutor(THREADS) as pool:
+            if self._path:
+                self._direct = self._open(files, self._path, open_direct)
+                self._through_cache = self._open(files, self._path, os.open)
+                self._resident = _pages_in_memory(self._through_cache) if cached else np.zeros(1, np.bool_)
+            for _ in pool.map(lambda index: self._fetch(index, use), indexes):
+                pass
+
+    def _open(self, files: ExitStack, path: Path, how: Callable[[Path, int], int]) -> int:
         try:
-            with ThreadPoolExecutor(THREADS) as pool:
-                for _ in pool.map(lambda index: use(index, self._fetch(fd, index)), indexes):
-                    pass
-        finally:
-            if fd is not None:
-                os.close(fd)
-
-    def _open(self) -> int | None:
-        try:
-            return open_direct(self._path, os.O_RDONLY) if self._path else None
+            fd = how(path, os.O_RDONLY)
         except OSError as error:
             raise self._unreadable(error) from error
+        files.callback(os.close, fd)
+        return fd
 
-    def _fetch(self, fd: int | None, index: int) -> Bytes:
-        """A chunk, verified; valid until this thread fetches the next."""
+    def _fetch(self, index: int, use: Callable[[int, Bytes], None]) -> None:
         start = index * CHUNK_BYTES
-        length = min(CHUNK_BYTES, self._entry.size_bytes - start)
-        try:
-            chunk = self._read(fd, start, length) if fd is not None else self._get(start, length)
-        except StorageError as error:
-            if self._folder.size(self._name) == self._entry.size_bytes:
-                raise  # the store ails, not the object
-            raise self._corrupt(f"cannot be read at byte {start} ({error.text})") from error
-        except OSError as error:
-            raise self._unreadable(error) from error
-        if len(chunk) != length or xxhash.xxh3_64_hexdigest(chunk.data) != self._entry.chunks[index]:
-            raise self._corrupt(f"differs from its hash between bytes {start} and {start + length}")
-        return chunk
+        stop = min(start + CHUNK_BYTES, self._entry.size_bytes)
+        step, read = (PIECE_BYTES, self._read) if self._path else (CHUNK_BYTES, self._get)
+        digest = xxhash.xxh3_64()
+        for low in range(start, stop, step):
+            try:
+                piece = read(low, min(step, stop - low))
+            except StorageError as error:
+                if self._folder.size(self._name) == self._entry.size_bytes:
+                    raise  # the store ails, not the object
+                raise self._corrupt(f"cannot be read at byte {low} ({error.text})") from error
+            except OSError as error:
+                raise self._unreadable(error) from error
+            digest.update(piece.data)
+            use(low, piece)
+        if digest.hexdigest() != self._entry.chunks[index]:
+            raise self._corrupt(f"differs from its hash between bytes {start} and {stop}")
 
-    def _read(self, fd: int, start: int, length: int) -> Bytes:
-        if not hasattr(self._buffers, "chunk"):
-            self._buffers.chunk = huge_buffer(CHUNK_BYTES)
-        view, done = self._buffers.chunk, 0
+    def _read(self, start: int, length: int) -> Bytes:
+        """A piece of the file, shorter where the file ends; valid until this thread reads the next."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = huge_buffer(PIECE_BYTES)
+        view, done = self._own.buffer[: padded(length, BLOCK_BYTES)], 0
+        in_memory = self._resident[start // mmap.PAGESIZE : padded(start + length, mmap.PAGESIZE) // mmap.PAGESIZE]
+        fd = self._through_cache if len(in_memory) and in_memory.all() else self._direct
         while done < length and (count := os.preadv(fd, [view[done:]], start + done)):
             done += count
         return np.frombuffer(view, np.uint8)[: min(done, length)]
@@ -208,3 +222,17 @@ class Chunks:
         return CheckpointCorrupt(
             f"{self._url} {what}", number=6, remedy="an older checkpoint is used where there is one"
         )
+
+
+def _pages_in_memory(fd: int) -> NDArray[np.bool_]:
+    """For every page of a file whether the page cache holds it. None where the system does not tell.
+
+    Reading with RWF_NOWAIT would not do: it has the kernel fetch what it then says is not there.
+    """
+    size_bytes = os.fstat(fd).st_size
+    pages = np.zeros(padded(size_bytes, mmap.PAGESIZE) // mmap.PAGESIZE, np.uint8)
+    if size_bytes:
+        mapped = np.frombuffer(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ), np.uint8)
+        addresses = [ctypes.c_void_p(array.ctypes.data) for array in (mapped, pages)]
+        ctypes.CDLL(None).mincore(addresses[0], ctypes.c_size_t(size_bytes), addresses[1])
+    return (pages & 1).astype(np.bool_)

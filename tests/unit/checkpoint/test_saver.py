@@ -229,3 +229,20 @@ def test_retention_that_fails_does_not_undo_a_commit(tmp_path: Path) -> None:
     (tmp_path / "step-00000001" / "manifest.json").write_bytes(b"{")
     saver.save(2, {})
     assert saver.catalog.steps() == [1, 2]
+
+
+def test_a_checkpoint_in_the_page_cache_loads_alike_and_is_verified_too(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path, width=100_000)  # more than a chunk
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    (data,) = tmp_path.rglob("*.bin")
+    content = bytearray(data.read_bytes())  # now it is cached
+    other, model2, optimizer2 = make(tmp_path, seed=1, width=100_000)
+    other.load(other.catalog, 1)
+    for a, b in zip(everything(model, optimizer), everything(model2, optimizer2), strict=True):
+        assert torch.equal(a, b)
+    assert len(content) > CHUNK_BYTES
+    content[CHUNK_BYTES + 5] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CheckpointCorrupt, match="differs from its hash"):
+        other.load(other.catalog, 1)
