@@ -1,8 +1,8 @@
 """The writer: a process of its own that makes snapshots durable, and the trainer's handle to it.
 
-`python -m flextrain.checkpoint.writer PIPE ARENA PARENT` (two descriptors and a pid) maps the arena, persists one snapshot at a time,
-signs off, and commits (rank 0) or waits for the commit (the others). It imports no torch and never shares the trainer's
-interpreter, so hashing and writing never make a step wait. It ends when its trainer does.
+`python -m flextrain.checkpoint.writer PIPE ARENA PARENT` (two descriptors and a pid) maps the arena, persists one
+snapshot at a time, signs off, and commits (rank 0) or waits for the commit (the others). It imports no torch and never
+shares the trainer's interpreter, so hashing and writing never make a step wait. It ends when its trainer does.
 """
 
 import json
