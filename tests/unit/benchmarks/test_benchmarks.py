@@ -2,12 +2,17 @@
 
 import importlib
 import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+SOURCE = BENCHMARKS.parent / "src"
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +84,33 @@ def test_first_run_knows_the_first_loss(line: str) -> None:
     first_run = importlib.import_module("first_run")
     assert first_run.FIRST_LOSS.search(line)
     assert not first_run.FIRST_LOSS.search(line.replace(" 1/", " 11/"))
+
+
+def test_checkpoint_benchmark_measures_every_ratio_on_two_ranks(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(SOURCE)]), "OMP_NUM_THREADS": "1"}
+    flags = ["--state-mb", "3", "--repetitions", "1", "--ranks", "2", "--folder", str(tmp_path)]
+    script = [sys.executable, str(BENCHMARKS / "checkpoint.py"), *flags, "--json", str(tmp_path / "claims.json")]
+    subprocess.run(script, env=environ, check=True, stdout=subprocess.PIPE)
+    found = {claim["name"]: claim["value"] for claim in json.loads((tmp_path / "claims.json").read_text())["claims"]}
+    assert found.keys() == {f"2 rank(s): {name}" for name in importlib.import_module("checkpoint").RATIOS}
+    assert all(value > 0 for value in found.values())
+
+
+def test_checkpoint_benchmark_measures_memory_and_training(tmp_path: Path) -> None:
+    subject = importlib.import_module("checkpoint_subject")
+    memory = importlib.import_module("checkpoint_memory")
+    made = subject.Subject.make(subject.shape_of(3.0))
+    save, load = memory.during_save(made, tmp_path / "memory"), memory.during_load(made, tmp_path / "memory")
+    assert save["state_bytes"] == load["state_bytes"] == made.size_bytes
+    assert save["extra_bytes"] > 2 * made.size_bytes, "two slots are touched at the start"
+    args = Namespace(threads=1, state_mb=3.0, repetitions=1)
+    claims = importlib.import_module("checkpoint").measure_training(tmp_path, args)
+    assert [claim.unit for claim in claims] == ["ms", "%"]
+
+
+def test_resume_benchmark_loads_what_it_saved(tmp_path: Path) -> None:
+    resume = importlib.import_module("resume")
+    claims = resume.measure(tmp_path / "root", 3.0, 1)
+    assert [claim.unit for claim in claims] == ["s", "s"]
+    with pytest.raises(SystemExit, match="holds no checkpoint"):
+        resume.resume_here(tmp_path / "empty", 3.0)
