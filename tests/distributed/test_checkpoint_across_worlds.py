@@ -91,7 +91,7 @@ def save_with_a_broken_rank(world: World, root: str) -> str:
     saver.save(1, {})
     if world.rank == 1:  # a disk that is full for its writer
         assert saver._writer
-        resource.prlimit(saver._writer.pid, resource.RLIMIT_FSIZE, (4000, 4000))
+        resource.prlimit(saver._writer.pid, resource.RLIMIT_FSIZE, (1000, 1000))
     with pytest.raises(CheckpointError, match="rank 1 could not write step 2"):
         saver.save(2, {})
     return str(saver.catalog.steps())

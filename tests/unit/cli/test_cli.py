@@ -91,7 +91,7 @@ def test_train_gets_configuration_and_ranks_and_says_where_the_result_is(
 
     def train(config: Config, ranks: int | None) -> dict[str, Any]:
         calls.append((config, ranks))
-        return {"step": 7, "loss": 1.25, "checkpoint": {"url": "s3://b/step-00000007"}}
+        return {"step": 7, "loss": 1.25, "checkpoint": {"url": "s3://b/step-00000007"}, "index": "s3://b/index"}
 
     monkeypatch.setattr(commands, "train", train)
     Path("c.yaml").write_text("training: {batch_size: 4}\n")
@@ -102,6 +102,7 @@ def test_train_gets_configuration_and_ranks_and_says_where_the_result_is(
     assert default == (Config(), None)
     out = capsys.readouterr().out
     assert "loss        1.2500 nats per token\ncheckpoint  s3://b/step-00000007\n" in out
+    assert "flextrain evaluate s3://b/step-00000007 --index s3://b/index\n" in out
 
 
 @dataclass

@@ -29,7 +29,7 @@ def test_train_then_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for number in range(12):
         Path(f"text/{number}.txt").write_text(f"Document {number} says that order {number * 7} is to be kept.\n" * 9)
     lines = dict(line.split(maxsplit=1) for line in flextrain("index", "small.yaml").splitlines())
-    trained = flextrain("train", "small.yaml", "--ranks", "2").splitlines()[-3:]
+    trained = flextrain("train", "small.yaml", "--ranks", "2").splitlines()[-4:]
     assert trained[0].split() == ["step", "2"]
     checkpoint = trained[2].split()[1]
     said = flextrain("evaluate", checkpoint, "small.yaml", "--index", lines["index"], "--json", "report.json")
