@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, parent_process, reduction
+from multiprocessing import current_process, forkserver, parent_process, reduction
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +79,7 @@ class Forked:
         pipe, arena = pass_fds
         if parent_process():
             forkserver._forkserver.ensure_running = _runs_already  # type: ignore[attr-defined]
+            current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children of its own
         self._process = _context.Process(target=_live, args=(Fd(pipe), Fd(arena), kill, os.getpid()))
         self._process.start()
         self.pid = self._process.pid
