@@ -50,6 +50,7 @@ def environ(tree: Path, text: str) -> dict[str, str]:
         "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
         "VENV": str(tree / ".venv"),
         "ARGS": "",
+        "MAKEFLAGS": "",  # what an outer make was told
         "PYTHONPATH": str(tree / "src"),
         "METAFLOW_HOME": str(tree / ".metaflow-home"),
         "METAFLOW_DATASTORE_SYSROOT_LOCAL": str(tree),
