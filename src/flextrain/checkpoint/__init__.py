@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from flextrain.checkpoint.catalog import Catalog, newest_checkpoint
 
 if TYPE_CHECKING:
-    from flextrain.checkpoint.manager import CheckpointSaver
     from flextrain.checkpoint.reader import load_weights
+    from flextrain.checkpoint.saver import CheckpointSaver
 
 __all__ = ["Catalog", "CheckpointSaver", "load_weights", "newest_checkpoint"]
 
-_LAZY = {"CheckpointSaver": "flextrain.checkpoint.manager", "load_weights": "flextrain.checkpoint.reader"}
+_LAZY = {"CheckpointSaver": "flextrain.checkpoint.saver", "load_weights": "flextrain.checkpoint.reader"}
 
 
 def __getattr__(name: str) -> Any:

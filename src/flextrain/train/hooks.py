@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flextrain.checkpoint.manager import CheckpointSaver
+from flextrain.checkpoint.saver import CheckpointSaver
 from flextrain.checkpoint.writer import Saved
 from flextrain.errors import ModelError
 from flextrain.tracking import Tracker, names

@@ -1,7 +1,6 @@
 """Saving and resuming with all ranks: a save is a copy between two steps, and a process beside does the rest."""
 
 import uuid
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,9 @@ from flextrain.checkpoint.shards import (
     optimizer_state,
 )
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
+from flextrain.checkpoint.together import agree, all_or_none, own_rank
 from flextrain.checkpoint.writer import Request, Saved, Writer
-from flextrain.errors import CheckpointCorrupt, CheckpointError, FlextrainError, unpack
+from flextrain.errors import CheckpointCorrupt, CheckpointError
 from flextrain.log import get_logger
 
 log = get_logger(__name__)
@@ -49,8 +49,8 @@ class CheckpointSaver:
     def prepare(self) -> None:
         """Allocate and touch the shared memory and start the writer, so that the first save is as fast as any other."""
         if self._writer is None:
-            _all_or_none(self._start)
-            self._free, self._gang, self._count = list(range(SLOTS)), _agree(lambda: uuid.uuid4().hex), 0
+            all_or_none(self._start)
+            self._free, self._gang, self._count = list(range(SLOTS)), agree(lambda: uuid.uuid4().hex), 0
 
     def _start(self) -> None:
         allocate_optimizer_state(self._model, self._optimizer)
@@ -77,7 +77,7 @@ class CheckpointSaver:
             slot=slot,
             step=step,
             attempt=f"{self._gang}-{self._count}",
-            rank=_rank(),
+            rank=own_rank(),
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             keep_last_n=self._keep_last_n,
             timeout_s=self._commit_timeout_s,
@@ -136,12 +136,12 @@ class CheckpointSaver:
         and the next older one is tried. Raises CheckpointMismatch where it belongs to another model.
         """
         gone = None
-        while (step := _agree(lambda: max(self.catalog.steps(), default=None))) is not None:
+        while (step := agree(lambda: max(self.catalog.steps(), default=None))) is not None:
             try:
                 return self.load(self.catalog, step)
             except CheckpointCorrupt as error:
                 log.warning("checkpoint of step %d is unsound and set aside: %s", step, error)
-                _agree(partial(self.catalog.set_aside, step))
+                agree(partial(self.catalog.set_aside, step))
             except CheckpointError as error:
                 if error.number != 4 or step == gone:  # else retired since it was listed: a newer one is there
                     raise
@@ -154,7 +154,7 @@ class CheckpointSaver:
         Nothing is set aside: the place is another run's. Raises CheckpointCorrupt where none is sound.
         """
         catalog, last = Catalog.locate(url)
-        steps = [step for step in _agree(catalog.steps) if step <= last] or [last]
+        steps = [step for step in agree(catalog.steps) if step <= last] or [last]
         while True:
             step = steps.pop()
             try:
@@ -173,51 +173,8 @@ class CheckpointSaver:
             read_into(catalog.folder(step), manifest, self._tensors())
             return manifest
 
-        manifest: Manifest = _all_or_none(read)[0]
+        manifest: Manifest = all_or_none(read)[0]
         return manifest
 
     def _tensors(self) -> State:
         return model_state(self._model) | optimizer_state(self._model, self._optimizer)
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _agree(choose: Callable[[], Any]) -> Any:
-    """Rank 0's choice, on every rank."""
-    return _all_or_none(lambda: choose() if _rank() == 0 else None)[0]
-
-
-def _all_or_none(action: Callable[[], Any]) -> list[Any]:
-    """Run `action` on every rank and gather the results in order of rank; where any raised, raise on all of them.
-
-    The kind of error survives the journey: corrupt data are told from a wrong model, wherever they were found.
-    """
-    result: Any = None
-    error: Exception | None = None
-    try:
-        result = action()
-    except Exception as caught:  # reported to the others before it is raised: a silent rank would strand them
-        error = caught
-    if not dist.is_initialized():
-        if error:
-            raise error
-        return [result]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (result, _packed(error)))
-    for rank, (_, packed) in enumerate(gathered):  # the first one, on all: what they do about it must be the same
-        if error and rank == _rank():
-            raise error
-        if packed:
-            raise unpack({**packed, "message": f"rank {rank}: {packed['message']}"})
-    return [value for value, _ in gathered]
-
-
-def _packed(error: Exception | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    if isinstance(error, FlextrainError):
-        return error.pack()
-    unexpected = CheckpointError(f"{type(error).__name__}: {error}", number=7, remedy="see the log of that rank")
-    return unexpected.pack()

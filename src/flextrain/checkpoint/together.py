@@ -1,0 +1,51 @@
+"""What all ranks do together around a checkpoint: agree on one choice, or fail as one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from flextrain.errors import CheckpointError, FlextrainError, unpack
+
+
+def own_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def agree(choose: Callable[[], Any]) -> Any:
+    """Rank 0's choice, on every rank."""
+    return all_or_none(lambda: choose() if own_rank() == 0 else None)[0]
+
+
+def all_or_none(action: Callable[[], Any]) -> list[Any]:
+    """Run `action` on every rank and gather the results in order of rank; where any raised, raise on all of them.
+
+    The kind of error survives the journey: corrupt data are told from a wrong model, wherever they were found.
+    """
+    result: Any = None
+    error: Exception | None = None
+    try:
+        result = action()
+    except Exception as caught:  # reported to the others before it is raised: a silent rank would strand them
+        error = caught
+    if not dist.is_initialized():
+        if error:
+            raise error
+        return [result]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (result, _packed(error)))
+    for rank, (_, packed) in enumerate(gathered):  # the first one, on all: what they do about it must be the same
+        if error and rank == own_rank():
+            raise error
+        if packed:
+            raise unpack({**packed, "message": f"rank {rank}: {packed['message']}"})
+    return [value for value, _ in gathered]
+
+
+def _packed(error: Exception | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    if isinstance(error, FlextrainError):
+        return error.pack()
+    unexpected = CheckpointError(f"{type(error).__name__}: {error}", number=7, remedy="see the log of that rank")
+    return unexpected.pack()
