@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from training import Shape, configure, make_model
 
-from flextrain.checkpoint import Catalog, CheckpointSaver
+from flextrain.checkpoint import Catalog, CheckpointSaver, Keep
 from flextrain.checkpoint.shards import State, allocate_optimizer_state, model_state, optimizer_state
 from flextrain.parallel import parallelize
 from flextrain.storage import open_store
@@ -69,7 +69,7 @@ class Subject:
         return sum(tensor.nbytes for tensor in self.local.values())
 
     def saver(self, root: Path) -> CheckpointSaver:
-        return CheckpointSaver(Catalog(open_store(root)), self.model, self.optimizer, keep_last_n=1)
+        return CheckpointSaver(Catalog(open_store(root)), self.model, self.optimizer, Keep(last_n=1))
 
     def step(self) -> None:
         """One optimizer step on a few random tokens."""

@@ -12,7 +12,7 @@ from tests.support.points import WHEN, WRITES, Points
 from tests.support.seeds import seeded
 from tests.support.subject import Subject, _small_chunks, root
 
-from flextrain.checkpoint import Catalog
+from flextrain.checkpoint import Catalog, Keep
 from flextrain.checkpoint.writer import Writer
 from flextrain.errors import FlextrainError
 
@@ -99,7 +99,7 @@ def test_retention_that_fails_does_not_undo_the_commit_before_it(root: Path, see
 
     retire, at, when = Catalog.retire, rng.randint(1, 12), rng.choice(WHEN)
 
-    def ailing(catalog: Catalog, keep: int) -> list[int]:
+    def ailing(catalog: Catalog, keep: Keep) -> list[int]:
         with Points(at, fail, when, again=rng.random() < 0.5):
             return retire(catalog, keep)
 

@@ -11,6 +11,7 @@ from tests.support.points import WHEN, Points
 from tests.support.seeds import seeded
 from tests.support.subject import Subject, _small_chunks, root
 
+from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.writer import Writer
 from flextrain.errors import FlextrainError
 
@@ -49,7 +50,7 @@ def test_retention_by_another_process_at_any_point_of_a_save(root: Path, seed: i
     subject = Subject(root, seed, keep=rng.randint(1, 3))
     newest = some(subject, rng)
     other = twin(subject)
-    with Points(rng.randint(1, 30), lambda: other.catalog.retire(subject.keep), rng.choice(WHEN)):
+    with Points(rng.randint(1, 30), lambda: other.catalog.retire(Keep(subject.keep)), rng.choice(WHEN)):
         subject.save(newest + 1)
     assert subject.check() == list(range(1, newest + 2))[-subject.keep :]
     subject.save(newest + 2)
@@ -64,7 +65,7 @@ def test_a_save_at_any_point_of_retention_by_another_process(root: Path, seed: i
     newest = some(subject, rng)
     other = twin(subject)
     with Points(rng.randint(1, 15), lambda: other.save(newest + 1), rng.choice(WHEN)) as points:
-        subject.catalog.retire(1)
+        subject.catalog.retire(Keep(1))
     happened = len(points.seen) >= points.at
     assert subject.check()[-1] == newest + happened
     assert subject.resume() == newest + happened
@@ -160,6 +161,6 @@ def test_saves_resumptions_and_retention_all_at_once(root: Path, seed: int) -> N
             resumed = other.resume()
             assert resumed is not None
             assert resumed >= heard
-            other.catalog.retire(subject.keep)
+            other.catalog.retire(Keep(subject.keep))
         writer.close()
     assert subject.check() == list(range(1, 13))[-subject.keep :]

@@ -8,12 +8,13 @@ from torch import nn
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
+from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.shards import allocate_optimizer_state, boxes_to_write, model_state, optimizer_state
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
 from flextrain.checkpoint.writer import Request, save
 from flextrain.storage import open_store
 
-KEEP_ALL = 10**6
+KEEP_ALL = Keep(last_n=10**6)
 
 
 def save_now(root: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, state: Any) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver, manifest, persist, reader
+from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, manifest, persist, reader
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.shards import boxes_to_write, model_state
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
@@ -62,7 +62,7 @@ class Subject:
         self.model = Tiny(rows=random.Random(seed).randrange(1, 97))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.catalog = Catalog(open_store(root))
-        self.saver = CheckpointSaver(self.catalog, self.model, self.optimizer, keep, timeout_s)
+        self.saver = CheckpointSaver(self.catalog, self.model, self.optimizer, Keep(keep), timeout_s)
         boxes = boxes_to_write(model_state(self.model))
         self.arena = Arena.create(layout_of(boxes), slots=2)
         self.snapshots = Snapshots(self.arena, boxes)
@@ -79,7 +79,7 @@ class Subject:
         self.become(step)
         self.snapshots.take(slot)
         name = attempt or uuid.uuid4().hex
-        return Request(self.root, slot, step, name, 0, 1, self.keep, self.timeout_s, {"step": step})
+        return Request(self.root, slot, step, name, 0, 1, Keep(self.keep), self.timeout_s, {"step": step})
 
     def save(self, step: int, attempt: str = "") -> dict[str, Any]:
         """Save in this process; raises what a writer would answer."""

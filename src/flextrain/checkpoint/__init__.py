@@ -7,12 +7,13 @@
 from typing import TYPE_CHECKING, Any
 
 from flextrain.checkpoint.catalog import Catalog, newest_checkpoint
+from flextrain.checkpoint.retention import Keep
 
 if TYPE_CHECKING:
     from flextrain.checkpoint.reader import load_weights
     from flextrain.checkpoint.saver import CheckpointSaver
 
-__all__ = ["Catalog", "CheckpointSaver", "load_weights", "newest_checkpoint"]
+__all__ = ["Catalog", "CheckpointSaver", "Keep", "load_weights", "newest_checkpoint"]
 
 _LAZY = {"CheckpointSaver": "flextrain.checkpoint.saver", "load_weights": "flextrain.checkpoint.reader"}
 

@@ -2,13 +2,13 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.persist import SPARES, flush, keep_spare
-from flextrain.checkpoint.retention import orphaned_attempts, steps_to_delete
+from flextrain.checkpoint.retention import Keep, numbers, orphaned_attempts, steps_to_delete
 from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, FlextrainError, StorageError
 from flextrain.storage import Store, open_store
 
@@ -16,6 +16,7 @@ MANIFEST = "manifest.json"
 SET_ASIDE = "manifest.unsound.json"
 EXAMPLE = "name a folder like …/checkpoints/step-00000100 that contains manifest.json"
 STEP_FOLDER = re.compile(r"^step-(\d{8,})$")
+_known_numbers: dict[tuple[str, float], dict[str, float]] = {}  # (manifest's URL, time) -> the numbers in its state
 
 
 def step_folder(step: int) -> str:
@@ -70,17 +71,20 @@ class Catalog:
         create_manifest(self.folder(manifest.step), manifest)
         return self.url_of(manifest.step)
 
-    def retire(self, keep_last_n: int) -> list[int]:
-        """Delete checkpoints beyond the newest n, and leftovers of dead attempts; returns the steps deleted."""
-        doomed = self.doomed(keep_last_n)
+    def retire(self, keep: Keep) -> list[int]:
+        """Delete checkpoints that `keep` does not speak for, and leftovers of dead attempts; returns the steps.
+
+        Raises CheckpointError, and deletes nothing, where the best are to be kept by a metric that none has.
+        """
+        doomed = self.doomed(keep)
         self.remove(doomed)
         return doomed.steps
 
-    def doomed(self, keep_last_n: int | None) -> Doomed:
+    def doomed(self, keep: Keep | None) -> Doomed:
         """What `retire` would delete; None keeps every committed checkpoint."""
         objects = list(self._objects())
-        committed = [step for step, parts, _ in objects if parts == [MANIFEST]]
-        steps = steps_to_delete(committed, keep_last_n) if keep_last_n else []
+        committed = {step: written_s for step, parts, written_s in objects if parts == [MANIFEST]}
+        steps = steps_to_delete(self._metrics(committed, keep), keep) if keep else []
         last_write: dict[tuple[int, str], float] = {}
         for step, parts, written_s in objects:
             if len(parts) == 2 and step not in steps:
@@ -95,6 +99,27 @@ class Catalog:
             if step in committed and (owner := _attempt_of(self.folder(step)) if step in contested else attempt):
                 owners[step] = owner  # of an unsound manifest nothing is known: age decides
         return Doomed(steps, orphaned_attempts(last_write, owners, time.time()))
+
+    def numbers(self, step: int, committed_s: float) -> dict[str, float]:
+        """The numbers in the state of a checkpoint committed at `committed_s`: read once, as a manifest may be large.
+
+        None of an unsound manifest, or one retired meanwhile; raises StorageError where it cannot be read.
+        """
+        key = (self.url_of(step), committed_s)
+        if key not in _known_numbers:
+            try:
+                _known_numbers[key] = numbers(self.manifest(step).state)
+            except CheckpointError:
+                _known_numbers[key] = {}
+        return _known_numbers[key]
+
+    def _metrics(self, committed: Mapping[int, float], keep: Keep) -> dict[int, float | None]:
+        if not keep.best_n:
+            return dict.fromkeys(committed)
+        known = {step: self.numbers(step, committed_s) for step, committed_s in committed.items()}
+        if known and not any(keep.metric in found for found in known.values()):
+            keep.check({name: value for found in known.values() for name, value in found.items()})  # raises
+        return {step: found.get(keep.metric) for step, found in known.items()}
 
     def remove(self, doomed: Doomed) -> None:
         """The manifest goes first, so that a half-deleted checkpoint is never taken for a committed one."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from flextrain.checkpoint.catalog import MANIFEST, Catalog, taken
 from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
+from flextrain.checkpoint.retention import Keep
 from flextrain.errors import CheckpointError, FlextrainError, StorageError, unpack
 from flextrain.log import get_logger
 from flextrain.storage import Store
@@ -100,7 +101,7 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
         _wait(catalog)
 
 
-def commit(catalog: Catalog, attempt: Attempt, state: dict[str, Any], keep_last_n: int, timeout_s: float) -> Manifest:
+def commit(catalog: Catalog, attempt: Attempt, state: dict[str, Any], keep: Keep, timeout_s: float) -> Manifest:
     """Rank 0's half: gather, commit, retire what is too old. Where it fails, all others are told.
 
     It may be the second life of a killed writer: what the first one decided, and others have seen, stays decided.
@@ -116,7 +117,7 @@ def commit(catalog: Catalog, attempt: Attempt, state: dict[str, Any], keep_last_
             catalog.folder(attempt.step).put(attempt.failed, json.dumps(told.pack()).encode())
         raise told from error
     try:
-        catalog.retire(keep_last_n)
+        catalog.retire(keep)
     except (FlextrainError, OSError) as error:  # what is committed is committed; the next save tries again
         log.warning("step %d is committed, but older ones could not be deleted: %s", attempt.step, error)
     return manifest

@@ -12,6 +12,7 @@ from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.reader import read_into
+from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.shards import (
     State,
     allocate_optimizer_state,
@@ -28,6 +29,7 @@ from flextrain.log import get_logger
 log = get_logger(__name__)
 SLOTS = 2  # snapshots in flight; a third waits
 COMMIT_TIMEOUT_S = 600.0
+DEFAULT_KEEP = Keep(last_n=3)
 
 
 class CheckpointSaver:
@@ -38,10 +40,10 @@ class CheckpointSaver:
         catalog: Catalog,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        keep_last_n: int = 3,
+        keep: Keep = DEFAULT_KEEP,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
-        self.catalog, self._model, self._optimizer, self._keep_last_n = catalog, model, optimizer, keep_last_n
+        self.catalog, self._model, self._optimizer, self.keep = catalog, model, optimizer, keep
         self._commit_timeout_s = commit_timeout_s
         self._writer: Writer | None = None
         self._unsent: Request | None = None
@@ -64,6 +66,7 @@ class CheckpointSaver:
         `state` is JSON: what the tensors do not say (position, seeds, config). Where both slots are still being written
         it waits for the older one: memory never grows. Raises the error of a save that failed.
         """
+        self.keep.check(state)
         self.prepare()
         assert self._writer
         done: list[Saved] = []
@@ -79,7 +82,7 @@ class CheckpointSaver:
             attempt=f"{self._gang}-{self._count}",
             rank=own_rank(),
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
-            keep_last_n=self._keep_last_n,
+            keep=self.keep,
             timeout_s=self._commit_timeout_s,
             state=state,
         )

@@ -23,6 +23,7 @@ from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.commit import Attempt, Part, await_commit, commit, explained, sign_off, signed_off
 from flextrain.checkpoint.manifest import Shard
 from flextrain.checkpoint.persist import persist
+from flextrain.checkpoint.retention import Keep
 from flextrain.errors import CheckpointError, FlextrainError, unpack
 from flextrain.processes import die_with_parent
 from flextrain.storage import open_store
@@ -41,9 +42,14 @@ class Request:
     attempt: str
     rank: int
     world_size: int
-    keep_last_n: int
+    keep: Keep
     timeout_s: float
     state: dict[str, Any]
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Request":
+        body = json.loads(text)
+        return cls(**{**body, "keep": Keep(**body["keep"])})
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def serve(pipe: Connection, fd: int) -> None:
     arena = Arena(Layout.from_dict(body), body["slots"], fd)
     while True:
         try:
-            request = Request(**json.loads(pipe.recv_bytes()))
+            request = Request.from_json(pipe.recv_bytes())
         except (EOFError, OSError):
             return
         began_s = time.perf_counter()
@@ -173,7 +179,7 @@ def save(request: Request, arena: Arena) -> dict[str, Any]:
     if isinstance(part, FlextrainError) and request.rank:
         raise part
     if request.rank == 0:
-        manifest = commit(catalog, attempt, request.state, request.keep_last_n, request.timeout_s)
+        manifest = commit(catalog, attempt, request.state, request.keep, request.timeout_s)
     else:
         manifest = await_commit(catalog, attempt, request.timeout_s)
     return {"size_bytes": manifest.size_bytes, "digest": manifest.digest}

@@ -12,6 +12,7 @@ from flextrain.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from flextrain.checkpoint.manifest import Manifest
+    from flextrain.checkpoint.retention import Keep
     from flextrain.checkpoint.survey import Found
 
 Add = Callable[..., argparse.ArgumentParser]
@@ -46,9 +47,10 @@ GC = """\
 examples:
   flextrain checkpoint gc runs/default --dry-run              what would go: leftovers of attempts that failed
   flextrain checkpoint gc s3://bucket/experiment --keep-last 3
+  flextrain checkpoint gc runs/default --keep-last 1 --keep-every 10000 --keep-best 2 --metric loss
 
 Leftovers go an hour after their last write, or at once where their step was committed by another attempt; checkpoints
-only with --keep-last, which counts per run. What somebody is writing stays.
+only with --keep-last, per run. What somebody is writing stays.
 """
 EXPORT = """\
 examples:
@@ -70,6 +72,10 @@ def add_verbs(add: Add) -> None:
     gc_ = add("gc", gc, "remove leftovers, and checkpoints too many", GC)
     gc_.add_argument("url", metavar="URL", help="folder or URL of a run or an experiment")
     gc_.add_argument("--keep-last", type=_count, metavar="N", help="of each run keep the newest N checkpoints alone")
+    gc_.add_argument("--keep-every", type=_count, metavar="K", help="besides, those of every K-th step")
+    gc_.add_argument("--keep-best", type=_count, metavar="N", help="besides, the best N by --metric")
+    gc_.add_argument("--metric", default="loss", metavar="NAME", help="a number that checkpoints record (default loss)")
+    gc_.add_argument("--mode", choices=["min", "max"], default="min", help="is a small or a large one best (min)")
     gc_.add_argument("--dry-run", action="store_true", help="say what would go and leave it")
     export_ = _url(add("export", export, "write a checkpoint in another format", EXPORT))
     export_.add_argument("folder", metavar="OUT", help="folder to make")
@@ -144,6 +150,7 @@ def gc(args: argparse.Namespace) -> None:
     from flextrain.checkpoint.survey import survey
     from flextrain.storage import open_store
 
+    keep = _keep(args)
     checkpoints = survey(args.url)
     if not checkpoints:
         raise _nothing(args.url)
@@ -159,7 +166,7 @@ def gc(args: argparse.Namespace) -> None:
         print("no folder is named like step-00000100: they belong to no run, and stay")
     for root in roots:
         catalog = Catalog(open_store(root))
-        doomed = catalog.doomed(args.keep_last)
+        doomed = catalog.doomed(keep)
         leftovers = [f"{step_folder(step)}/{attempt}" for step, attempt in doomed.attempts]
         if not args.dry_run:
             catalog.remove(doomed)
@@ -168,6 +175,20 @@ def gc(args: argparse.Namespace) -> None:
             print(f"{verb}  {root}/{printable(name)}")
         kept = len(catalog.steps()) - (len(doomed.steps) if args.dry_run else 0)
         print(f"{root}: {len(doomed.steps)} checkpoints and {len(leftovers)} leftovers {verb}, {kept} checkpoints stay")
+
+
+def _keep(args: argparse.Namespace) -> "Keep | None":
+    from flextrain.checkpoint.retention import Keep
+
+    if args.keep_last:
+        return Keep(args.keep_last, args.keep_every, args.keep_best or 0, args.metric, args.mode)
+    if args.keep_every or args.keep_best:
+        raise CheckpointError(
+            "--keep-every and --keep-best name what stays besides the newest, and --keep-last is missing",
+            number=28,
+            remedy="add --keep-last 1, or more",
+        )
+    return None
 
 
 def export(args: argparse.Namespace) -> None:

@@ -219,9 +219,21 @@ class CheckpointConfig(Section):
     )
     keep_last_n: PositiveInt = Field(
         3,
-        description="committed checkpoints kept; older ones are deleted",
+        description="newest committed checkpoints kept; older ones are deleted unless a key below speaks for them",
         json_schema_extra={"alias_of": ["keep_last"]},
     )
+    keep_every: PositiveInt | None = Field(
+        None, description="optimizer steps: checkpoints of its multiples are kept for good; None keeps none for that"
+    )
+    keep_best_n: NonNegativeInt = Field(
+        0, description="checkpoints kept because they are the best by `keep_best_metric`, however old"
+    )
+    keep_best_metric: str = Field(
+        "loss",
+        min_length=1,
+        description="what `keep_best_n` compares: a number that checkpoints record: `loss` (nats per token), …",
+    )
+    keep_best_mode: Literal["min", "max"] = Field("min", description="whether small or large metrics are the best")
     storage: str | None = Field(
         None,
         min_length=1,

@@ -152,6 +152,7 @@ class CheckpointHook(Hook):
         self._tracker, self._metrics, self._states = tracker, metrics, states
 
     def begin(self, progress: Progress) -> None:
+        self._saver.keep.check(self._facts(progress))
         self._saver.prepare()
 
     def after_step(self, progress: Progress, result: StepResult) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver
+from flextrain.checkpoint import Catalog, CheckpointSaver, Keep
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.config.load import config_digest
 from flextrain.config.schema import Config
@@ -88,9 +88,15 @@ class DistributedTrainer:
 
     def _train(self, tracker: Tracker) -> Progress:
         optimizer = build_optimizer(self._parallel.plain, self.config.training)
-        saver = CheckpointSaver(
-            Catalog(self.place.checkpoints), self._parallel.plain, optimizer, self.config.checkpoint.keep_last_n
+        settings = self.config.checkpoint
+        keep = Keep(
+            settings.keep_last_n,
+            settings.keep_every,
+            settings.keep_best_n,
+            settings.keep_best_metric,
+            settings.keep_best_mode,
         )
+        saver = CheckpointSaver(Catalog(self.place.checkpoints), self._parallel.plain, optimizer, keep)
         resumed = self._resume(saver)
         saved = resumed[0].state if resumed else {}
         plan = plan_data(self.config, self._dataset, self.world.size, saved.get("data"))

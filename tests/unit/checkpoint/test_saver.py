@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver, load_weights, newest_checkpoint
+from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, load_weights, newest_checkpoint
 from flextrain.checkpoint.manifest import CHUNK_BYTES
 from flextrain.errors import CheckpointCorrupt, CheckpointError, CheckpointMismatch, StorageError
 from flextrain.storage import open_store
@@ -37,7 +37,7 @@ def make(root: Path, seed: int = 0, width: int = 8, keep: int = 3) -> Made:
     torch.manual_seed(seed)
     model = Net(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    return CheckpointSaver(Catalog(open_store(root)), model, optimizer, keep), model, optimizer
+    return CheckpointSaver(Catalog(open_store(root)), model, optimizer, Keep(keep)), model, optimizer
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

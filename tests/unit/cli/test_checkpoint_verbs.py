@@ -131,6 +131,18 @@ def test_gc_without_keep_last_leaves_every_checkpoint(tmp_path: Path, capsys: Sa
     assert Catalog(open_store(tmp_path)).steps() == [1, 2]
 
 
+def test_gc_keeps_the_best_and_every_kth(tmp_path: Path, capsys: Said) -> None:
+    save(tmp_path, 1, 2, 3, 4, 5)
+    argv = ["checkpoint", "gc", str(tmp_path), "--keep-every", "4", "--keep-best", "1"]
+    assert main(argv) == 2
+    assert "[FT-CKP-028]" in capsys.readouterr().err
+    assert main([*argv, "--keep-last", "1", "--metric", "los"]) == 2
+    assert "the numbers there are: loss, position" in capsys.readouterr().err
+    assert Catalog(open_store(tmp_path)).steps() == [1, 2, 3, 4, 5]
+    assert main([*argv, "--keep-last", "1", "--metric", "position", "--mode", "min"]) == 0
+    assert Catalog(open_store(tmp_path)).steps() == [1, 4, 5]
+
+
 @pytest.mark.parametrize(("kind", "file"), [("safetensors", "model.safetensors"), ("dcp", ".metadata")])
 def test_export_writes_the_newest(runs: Path, tmp_path: Path, kind: str, file: str, capsys: Said) -> None:
     out = tmp_path / "out"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flextrain.checkpoint import Catalog, CheckpointSaver
+from flextrain.checkpoint import Catalog, CheckpointSaver, Keep
 from flextrain.config import Config
 from flextrain.data import TokenIndexFile
 from flextrain.errors import CheckpointError, CheckpointMismatch
@@ -36,7 +36,7 @@ def checkpoint(index: TokenIndexFile, tmp_path_factory: pytest.TempPathFactory) 
         optimizer.step()
         optimizer.zero_grad()
     catalog = Catalog(open_store(tmp_path_factory.mktemp("run") / "checkpoints"))
-    CheckpointSaver(catalog, model, optimizer, 3).save(20, {"config": TRAINED.model_dump(mode="json")})
+    CheckpointSaver(catalog, model, optimizer, Keep(3)).save(20, {"config": TRAINED.model_dump(mode="json")})
     return catalog.url_of(20), model
 
 
@@ -81,7 +81,7 @@ def test_without_a_recorded_configuration_the_given_one_must_fit(
 ) -> None:
     model = checkpoint[1]
     catalog = Catalog(open_store(tmp_path))
-    CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), 1).save(1, {})
+    CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), Keep(1)).save(1, {})
     given = TRAINED.model_copy(update={"evaluation": asked(sample_tokens=0).evaluation})
     assert evaluate(given, checkpoint_url=catalog.url_of(1), index=index).step == 1
     with pytest.raises(CheckpointMismatch, match="checkpoint of another model"):
@@ -93,7 +93,7 @@ def test_a_configuration_from_the_future_is_named(
 ) -> None:
     model = checkpoint[1]
     catalog = Catalog(open_store(tmp_path))
-    saver = CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), 1)
+    saver = CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), Keep(1))
     saver.save(1, {"config": {"model": {"flux": 3}}})
     with pytest.raises(CheckpointMismatch, match=r"does not understand: model\.flux"):
         evaluate(asked(), checkpoint_url=catalog.url_of(1), index=index)
@@ -104,7 +104,7 @@ def test_text_of_another_tokenizer_is_refused(
 ) -> None:
     model = checkpoint[1]
     catalog = Catalog(open_store(tmp_path))
-    saver = CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), 2)
+    saver = CheckpointSaver(catalog, model, torch.optim.AdamW(model.parameters()), Keep(2))
     facts = {"config": TRAINED.model_dump(mode="json")}
     saver.save(1, {**facts, "tokenizer": index.tokenizer().digest})
     saver.save(2, {**facts, "tokenizer": "0" * 64})
