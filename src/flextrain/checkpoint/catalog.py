@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from flextrain.checkpoint.chunks import Places, in_order
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.persist import SPARES, flush, keep_spare
 from flextrain.checkpoint.retention import Keep, numbers, orphaned_attempts, steps_to_delete
@@ -178,17 +179,30 @@ def read_manifest(folder: Store) -> Manifest:
     return Manifest.from_json(text, folder.url_of(MANIFEST))
 
 
-def check_objects(folder: Store, manifest: Manifest) -> None:
-    """Raises CheckpointCorrupt unless every object that the manifest names is there in full size."""
-    sizes = {entry.key: entry.size_bytes for entry in folder.list()}
-    for name, entry in manifest.objects.items():
-        if sizes.get(name) != entry.size_bytes:
-            found = "is missing" if name not in sizes else f"has {sizes[name]} bytes"
-            raise CheckpointCorrupt(
-                f"{folder.url_of(name)} {found}, expected {entry.size_bytes} bytes",
-                number=2,
-                remedy="an older checkpoint is used where there is one",
-            )
+def check_objects(places: Places, manifest: Manifest) -> None:
+    """Raises CheckpointCorrupt unless some place has every object that the manifest names, in full size.
+
+    A further place is asked only for what the nearer ones lack. Raises StorageError where one ails that may have it.
+    """
+    lacking, ailing = dict(manifest.objects), None
+    for folder in in_order(places):
+        try:
+            sizes = {entry.key: entry.size_bytes for entry in folder.list()}
+        except StorageError as error:
+            ailing = error
+            continue
+        lacking = {name: entry for name, entry in lacking.items() if sizes.get(name) != entry.size_bytes}
+        if not lacking:
+            return
+    if ailing:
+        raise ailing
+    name, entry = next(iter(lacking.items()))
+    found = "is missing" if name not in sizes else f"has {sizes[name]} bytes"
+    raise CheckpointCorrupt(
+        f"{folder.url_of(name)} {found}, expected {entry.size_bytes} bytes",
+        number=2,
+        remedy="an older checkpoint is used where there is one",
+    )
 
 
 def create_manifest(folder: Store, manifest: Manifest) -> None:

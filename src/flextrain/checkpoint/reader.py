@@ -3,39 +3,27 @@
 Chunks are fetched and hashed piece by piece by a few threads, and go from there straight into the tensors they belong
 to; memory beyond the destination is one piece per thread. A load takes from the page cache what lies there, as right
 after a download, and the rest past it; `verify` asks the disk for everything.
+
+A checkpoint may lie in several places, as on a node's own disk and in a store: folders of one step, nearest first.
+Every chunk comes from the first of them that has it sound.
 """
 
-import ctypes
-import errno
-import mmap
-import os
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
-from numpy.typing import NDArray
 from torch import nn
 
-from flextrain.checkpoint.arena import BLOCK_BYTES, huge_buffer, padded
 from flextrain.checkpoint.catalog import read_manifest
-from flextrain.checkpoint.manifest import CHUNK_BYTES, ITEM_BYTES, Manifest, ObjectEntry, Shard, TensorEntry
-from flextrain.checkpoint.persist import open_direct
+from flextrain.checkpoint.chunks import Chunks, Places, Target, by_chunk, in_order
+from flextrain.checkpoint.manifest import ITEM_BYTES, Manifest, Shard, TensorEntry
 from flextrain.checkpoint.shards import Box, State, local_boxes, model_state
-from flextrain.errors import CheckpointCorrupt, CheckpointMismatch, StorageError
-from flextrain.storage import Store, open_store
+from flextrain.errors import CheckpointMismatch
+from flextrain.storage import open_store
 
 NAMES_SHOWN = 3
-THREADS = 8
-PIECE_BYTES = 4 << 20  # read at once from a file: fits the processor's cache, where it is hashed and copied
-Bytes = NDArray[np.uint8]
 
 
 def load_weights(url: str, model: nn.Module) -> dict[str, object]:
@@ -50,25 +38,34 @@ def load_weights(url: str, model: nn.Module) -> dict[str, object]:
     return manifest.state
 
 
-def read_into(folder: Store, manifest: Manifest, state: State, *, prefix: str = "") -> None:
-    """Fill `state`'s tensors in place from a checkpoint; entries of the manifest outside `prefix` are ignored."""
+def read_into(places: Places, manifest: Manifest, state: State, *, prefix: str = "") -> None:
+    """Fill `state`'s tensors in place from a checkpoint; entries of the manifest outside `prefix` are ignored.
+
+    Raises CheckpointMismatch where names, shapes or dtypes differ, CheckpointCorrupt where no place has a chunk sound,
+    and StorageError where one that may have it ails.
+    """
     saved = {name: entry for name, entry in manifest.tensors.items() if name.startswith(prefix)}
-    check_fits(saved, state, folder.url)
-    read_boxes(folder, manifest, local_boxes(state))
+    check_fits(saved, state, in_order(places)[-1].url)
+    read_boxes(places, manifest, local_boxes(state))
 
 
-def read_boxes(folder: Store, manifest: Manifest, boxes: Iterable[Box]) -> None:
+def read_boxes(places: Places, manifest: Manifest, boxes: Iterable[Box]) -> None:
     """Fill boxes, of the dtype they were saved in, from whatever saved shards they overlap."""
+    for name, targets in sorted(targets_of(manifest, boxes).items()):
+        with Chunks(places, name, manifest.objects[name]) as chunks:
+            chunks.scatter(by_chunk(targets))
+        for target in targets:
+            target.finish()
+
+
+def targets_of(manifest: Manifest, boxes: Iterable[Box]) -> dict[str, list[Target]]:
+    """What boxes need of each object, by the object's name."""
     wanted: dict[str, list[Target]] = defaultdict(list)
     for box in boxes:
         for shard in manifest.tensors[box.name].shards:
             if all(low < high for low, high in _bounds(shard, box)):
                 wanted[shard.object].append(_target(shard, box))
-    for name, targets in sorted(wanted.items()):
-        chunks = Chunks(folder, name, manifest.objects[name])
-        chunks.scatter(sorted(targets, key=lambda target: target.start))
-        for target in targets:
-            target.finish()
+    return wanted
 
 
 def check_fits(saved: dict[str, TensorEntry], state: State, where: str) -> None:
@@ -91,19 +88,11 @@ def check_fits(saved: dict[str, TensorEntry], state: State, where: str) -> None:
         )
 
 
-def verify(folder: Store, manifest: Manifest) -> None:
-    """Read every byte of a checkpoint; raises CheckpointCorrupt at the first that differs."""
+def verify(places: Places, manifest: Manifest) -> None:
+    """Read every byte of a checkpoint; raises CheckpointCorrupt at the first that no place has sound."""
     for name, entry in manifest.objects.items():
-        Chunks(folder, name, entry).check()
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where bytes [start, start + len(into)) of an object go; `finish` puts them in place if `into` is no tensor."""
-
-    start: int
-    into: Bytes
-    finish: Callable[[], object]
+        with Chunks(places, name, entry, cached=False) as chunks:
+            chunks.check()
 
 
 def _target(shard: Shard, box: Box) -> Target:
@@ -131,108 +120,3 @@ def _target(shard: Shard, box: Box) -> Target:
 def _bounds(shard: Shard, box: Box) -> Iterable[tuple[int, int]]:
     for s, n, b, m in zip(shard.start, shard.shape, box.start, box.local.shape, strict=True):
         yield max(s, b), min(s + n, b + m)
-
-
-class Chunks:
-    """The chunks of one object, fetched and verified by THREADS threads."""
-
-    def __init__(self, folder: Store, name: str, entry: ObjectEntry) -> None:
-        self._folder, self._name, self._entry = folder, name, entry
-        self._url = folder.url_of(name)
-        self._path = folder.local_root / name if folder.local_root else None
-        self._own = threading.local()
-
-    def check(self) -> None:
-        self._run(range(len(self._entry.chunks)), lambda begin, piece: None, cached=False)
-
-    def scatter(self, targets: list[Target]) -> None:
-        """Fill `targets`, in order of `start`, from the chunks that hold them. Where it raises, they hold anything."""
-        parts: dict[int, list[Target]] = defaultdict(list)
-        for target in targets:
-            last = (target.start + len(target.into) - 1) // CHUNK_BYTES
-            for index in range(target.start // CHUNK_BYTES, last + 1):
-                parts[index].append(target)
-
-        def place(begin: int, piece: Bytes) -> None:
-            for target in parts[begin // CHUNK_BYTES]:
-                low, high = max(begin, target.start), min(begin + len(piece), target.start + len(target.into))
-                if low < high:
-                    np.copyto(target.into[low - target.start : high - target.start], piece[low - begin : high - begin])
-
-        self._run(sorted(parts), place, cached=True)
-
-    def _run(self, indexes: Iterable[int], use: Callable[[int, Bytes], None], *, cached: bool) -> None:
-        """Give every piece of the chunks named and the byte it begins at to `use`, before its chunk is verified."""
-        with ExitStack() as files, ThreadPoolExecutor(THREADS) as pool:
-            if self._path:
-                self._direct = self._open(files, self._path, open_direct)
-                self._through_cache = self._open(files, self._path, os.open)
-                self._resident = _pages_in_memory(self._through_cache) if cached else np.zeros(1, np.bool_)
-            for _ in pool.map(lambda index: self._fetch(index, use), indexes):
-                pass
-
-    def _open(self, files: ExitStack, path: Path, how: Callable[[Path, int], int]) -> int:
-        try:
-            fd = how(path, os.O_RDONLY)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        files.callback(os.close, fd)
-        return fd
-
-    def _fetch(self, index: int, use: Callable[[int, Bytes], None]) -> None:
-        start = index * CHUNK_BYTES
-        stop = min(start + CHUNK_BYTES, self._entry.size_bytes)
-        step, read = (PIECE_BYTES, self._read) if self._path else (CHUNK_BYTES, self._get)
-        digest = xxhash.xxh3_64()
-        for low in range(start, stop, step):
-            try:
-                piece = read(low, min(step, stop - low))
-            except StorageError as error:
-                if self._folder.size(self._name) == self._entry.size_bytes:
-                    raise  # the store ails, not the object
-                raise self._corrupt(f"cannot be read at byte {low} ({error.text})") from error
-            except OSError as error:
-                raise self._unreadable(error) from error
-            digest.update(piece.data)
-            use(low, piece)
-        if digest.hexdigest() != self._entry.chunks[index]:
-            raise self._corrupt(f"differs from its hash between bytes {start} and {stop}")
-
-    def _read(self, start: int, length: int) -> Bytes:
-        """A piece of the file, shorter where the file ends; valid until this thread reads the next."""
-        if not hasattr(self._own, "buffer"):
-            self._own.buffer = huge_buffer(PIECE_BYTES)
-        view, done = self._own.buffer[: padded(length, BLOCK_BYTES)], 0
-        in_memory = self._resident[start // mmap.PAGESIZE : padded(start + length, mmap.PAGESIZE) // mmap.PAGESIZE]
-        fd = self._through_cache if len(in_memory) and in_memory.all() else self._direct
-        while done < length and (count := os.preadv(fd, [view[done:]], start + done)):
-            done += count
-        return np.frombuffer(view, np.uint8)[: min(done, length)]
-
-    def _get(self, start: int, length: int) -> Bytes:
-        return np.frombuffer(self._folder.get_range(self._name, start, length), np.uint8)
-
-    def _unreadable(self, error: OSError) -> CheckpointCorrupt | StorageError:
-        """A file that is gone or lies on a bad block is lost; where memory, descriptors or rights lack, it is not."""
-        if error.errno in (errno.ENOENT, errno.EIO):
-            return self._corrupt(f"cannot be read ({error.strerror})")
-        return StorageError(f"{self._url}: {error.strerror}", number=4, remedy="check the path and the permissions")
-
-    def _corrupt(self, what: str) -> CheckpointCorrupt:
-        return CheckpointCorrupt(
-            f"{self._url} {what}", number=6, remedy="an older checkpoint is used where there is one"
-        )
-
-
-def _pages_in_memory(fd: int) -> NDArray[np.bool_]:
-    """For every page of a file whether the page cache holds it. None where the system does not tell.
-
-    Reading with RWF_NOWAIT would not do: it has the kernel fetch what it then says is not there.
-    """
-    size_bytes = os.fstat(fd).st_size
-    pages = np.zeros(padded(size_bytes, mmap.PAGESIZE) // mmap.PAGESIZE, np.uint8)
-    if size_bytes:
-        mapped = np.frombuffer(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ), np.uint8)
-        addresses = [ctypes.c_void_p(array.ctypes.data) for array in (mapped, pages)]
-        ctypes.CDLL(None).mincore(addresses[0], ctypes.c_size_t(size_bytes), addresses[1])
-    return (pages & 1).astype(np.bool_)
