@@ -12,12 +12,14 @@ from typing import Any
 
 import xxhash
 
+from flextrain.checkpoint.tiling import MAX_DIMS, Tiling
 from flextrain.errors import CheckpointCorrupt
 
 FORMAT = "flextrain-checkpoint"
 SCHEMA_VERSION = 2
 SEAL = b',"seal":"'
 CHUNK_BYTES = 16 << 20
+MAX_ITEMS = (1 << 63) // 16 - 1  # of a tensor, of which each has up to 16 bytes
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -126,22 +128,36 @@ class Manifest:
                 raise ValueError(f"object name {name!r} leads elsewhere")
             if len(entry.chunks) != -(-entry.size_bytes // CHUNK_BYTES):
                 raise ValueError(f"{name} has {len(entry.chunks)} chunk hashes for {entry.size_bytes} bytes")
+        room = {name: entry.size_bytes for name, entry in self.objects.items()}
+        tiling = Tiling()
         for name, tensor in self.tensors.items():
-            if sum(prod(s.shape) for s in tensor.shards) != prod(tensor.shape):
-                raise ValueError(f"the shards of {name} do not tile its shape {list(tensor.shape)}")
+            _check_shape(name, tensor.shape)
             for shard in tensor.shards:
-                self._check_shard(name, tensor, shard)
+                room[shard.object] -= self._check_shard(name, tensor, shard)
+            if not tiling.is_exact(tensor.shape, ((shard.start, shard.shape) for shard in tensor.shards)):
+                raise ValueError(f"the shards of {name} do not tile its shape {list(tensor.shape)}")
+        for name, left in room.items():
+            if left < 0:  # bytes used many times over would become a tensor much larger than what lies on the disk
+                raise ValueError(f"{name} is used for {-left} bytes more than it has")
 
-    def _check_shard(self, name: str, tensor: TensorEntry, shard: Shard) -> None:
+    def _check_shard(self, name: str, tensor: TensorEntry, shard: Shard) -> int:
+        """Its bytes."""
         if not len(shard.start) == len(shard.shape) == len(tensor.shape):
             raise ValueError(f"a shard of {name} has another rank than its tensor")
-        if any(
-            a < 0 or n < 0 or a + n > full for a, n, full in zip(shard.start, shard.shape, tensor.shape, strict=True)
-        ):
-            raise ValueError(f"a shard of {name} lies outside its shape {list(tensor.shape)}")
-        end = shard.offset + prod(shard.shape) * ITEM_BYTES[tensor.dtype]
-        if shard.offset < 0 or end > self.objects[shard.object].size_bytes:
+        if min(shard.shape, default=0) < 0:
+            raise ValueError(f"a shard of {name} has the shape {list(shard.shape)}")
+        size_bytes = prod(shard.shape) * ITEM_BYTES[tensor.dtype]
+        if not size_bytes and not all(0 <= a <= full for a, full in zip(shard.start, tensor.shape, strict=True)):
+            raise ValueError(f"an empty shard of {name} lies outside its shape {list(tensor.shape)}")
+        if shard.offset < 0 or shard.offset + size_bytes > self.objects[shard.object].size_bytes:
             raise ValueError(f"a shard of {name} lies outside {shard.object}")
+        return size_bytes
+
+
+def _check_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Whether torch can make such a tensor at all."""
+    if len(shape) > MAX_DIMS or min(shape, default=0) < 0 or prod(max(n, 1) for n in shape) > MAX_ITEMS:
+        raise ValueError(f"{name} has the shape {list(shape[:MAX_DIMS])}")
 
 
 def sealed(body: bytes) -> bytes:

@@ -40,6 +40,11 @@ def edit(path: list[Any], value: Any) -> bytes:
 
 
 SHARD = ["tensors", "model.w", "shards", 0]
+AT = {"object": "abc/rank-00000.bin", "offset": 0, "start": [0], "shape": [0]}
+NONE = {"dtype": "float32", "shape": [0], "shards": []}
+ALL = {"dtype": "float32", "shape": [32], "shards": [{**AT, "shape": [32]}]}
+ROWS = [{**AT, "start": [row, 0], "shape": [1, 16]} for row in range(9)]
+ROW = [{**AT, "start": [0, 0], "shape": [1, 32]}]
 BROKEN = {
     "nothing": b"",
     "not json": sealed(b"{x}"),
@@ -55,6 +60,15 @@ BROKEN = {
     "a negative offset": edit([*SHARD, "offset"], -8),
     "a shard past its tensor": edit([*SHARD, "start"], [3, 0]),
     "a shard of another rank": edit([*SHARD, "start"], [0]),
+    "shards that overlap": edit(["tensors", "model.w", "shards", 1, "start"], [1, 0]),
+    "the same shard twice": edit(["tensors", "model.w", "shards", 1, "start"], [0, 0]),
+    "a shard of negative size": edit([*SHARD, "shape"], [-2, -2]),
+    "an empty shard far away": edit(["tensors", "optim.none"], {**NONE, "shards": [{**AT, "start": [1 << 70]}]}),
+    "a tensor as large as no memory": edit(["tensors", "model.w", "shape"], [1 << 50, 2]),
+    "nothing of absurd extent": edit(["tensors", "optim.none"], {**NONE, "shape": [0, 1 << 40, 1 << 40]}),
+    "a scalar of a thousand dims": edit(["tensors", "optim.none"], {**NONE, "shape": [0] * 1000}),
+    "the same bytes for many": edit(["tensors"], {f"model.w{i}": ALL for i in range(3)}),
+    "a single byte for many": edit(["tensors", "model.w"], {**ALL, "shape": [9, 16], "shards": ROWS}),
     "too few chunk hashes": edit(["objects", "abc/rank-00000.bin", "chunks"], []),
     "an absolute object": edit(["objects"], {"/tmp/rank-00000.bin": {"size_bytes": 1, "chunks": ["0"]}}),
     "text for a step": edit(["step"], "five"),
@@ -75,3 +89,16 @@ def test_every_single_bit_flip_is_found() -> None:
             flipped[place] ^= 1 << bit
             with pytest.raises(CheckpointCorrupt):
                 Manifest.from_json(bytes(flipped), "here")
+
+
+@pytest.mark.parametrize("tensor", [NONE, ALL, {**NONE, "shards": [AT]}, {**ALL, "shape": [1, 32], "shards": ROW}])
+def test_what_the_broken_ones_are_made_from_is_sound(tensor: Any) -> None:
+    found = Manifest.from_json(edit(["tensors"], {"model.x": tensor}), "here")
+    assert found.tensors["model.x"].shape == tuple(tensor["shape"])
+
+
+def test_a_tensor_is_never_larger_than_what_its_manifest_has_hashes_for() -> None:
+    """One hash stands for at most CHUNK_BYTES, so a short manifest cannot make anybody allocate much."""
+    text = edit(["objects", "abc/rank-00000.bin", "size_bytes"], 1 << 50)
+    with pytest.raises(CheckpointCorrupt, match=r"has 1 chunk hashes for 1125899906842624 bytes"):
+        Manifest.from_json(text, "here")
