@@ -7,7 +7,6 @@ checkpoints are written over instead of new ones: that is 1.8 times as fast, sin
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import xxhash
 
 from flextrain.checkpoint.arena import BLOCK_BYTES, huge_buffer, padded
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
+from flextrain.checkpoint.transfer import upload
 from flextrain.storage import Store
 
 THREADS = 8
@@ -28,17 +28,8 @@ def persist(root: Store, folder: Store, name: str, memory: memoryview, size_byte
     """Make `memory[:size_bytes]` durable as object `name` of `folder`, a step below `root`; memory must be writable up
     to the next block. Raises OSError or StorageError."""
     if root.local_root is None or folder.local_root is None:
-        hashes: list[str] = []
-        folder.put_stream(name, _hashed(memory[:size_bytes], hashes))
-        return ObjectEntry(size_bytes, tuple(hashes))
+        return upload(folder, name, memory, size_bytes)
     return _write_file(root.local_root / SPARES, folder.local_root / name, memory, size_bytes)
-
-
-def _hashed(memory: memoryview, hashes: list[str]) -> Iterator[bytes]:
-    for start in range(0, len(memory), CHUNK_BYTES):
-        chunk = memory[start : start + CHUNK_BYTES]
-        hashes.append(xxhash.xxh3_64_hexdigest(chunk))
-        yield bytes(chunk)
 
 
 def _write_file(spares: Path, path: Path, memory: memoryview, size_bytes: int) -> ObjectEntry:

@@ -16,6 +16,7 @@ from flextrain.errors import AlreadyExists, StorageError
 
 REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "memory")
 DOWNLOAD_CHUNK_BYTES = 16 << 20
+PART_BYTES, PARTS_AT_ONCE = 16 << 20, 8
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,15 @@ class Store:
                 self._folder.mkdir(parents=True, exist_ok=True)
             obstore.put(self._backend, self._key(key), data, **({"mode": "create"} if create else {}))
 
-    def put_stream(self, key: str, chunks: Iterator[bytes]) -> None:
-        """Write an object from pieces that are made on the way; nothing appears at `key` where one of them fails."""
+    def put_stream(self, key: str, chunks: Iterator[bytes | memoryview], part_bytes: int = PART_BYTES) -> None:
+        """Write an object from pieces that are made on the way; nothing appears at `key` where one of them fails.
+
+        They are sent as parts, PARTS_AT_ONCE at a time and without a copy: what is behind them must not change.
+        """
         with self._explain(key):
             if self._folder:
                 self._folder.mkdir(parents=True, exist_ok=True)
-            obstore.put(self._backend, self._key(key), chunks)
+            obstore.put(self._backend, self._key(key), chunks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
     def get(self, key: str) -> bytes:
         with self._explain(key):

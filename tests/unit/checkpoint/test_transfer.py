@@ -1,0 +1,118 @@
+"""Uploads: from memory in parts, hashed, whole or not at all, no faster than allowed."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import xxhash
+from tests.support.s3 import Bucket, bucket, s3_endpoint
+
+from flextrain.checkpoint import transfer
+from flextrain.checkpoint.transfer import Bandwidth, upload
+from flextrain.errors import StorageError
+from flextrain.storage import Store, open_store
+
+__all__ = ["bucket", "s3_endpoint"]
+CHUNK = 3 << 20
+SIZE = 41 * (1 << 20) + 17
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture(params=["memory", "s3"])
+def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK)
+    if request.param == "memory":
+        return open_store("memory://bucket").child("run")
+    made: Bucket = request.getfixturevalue("bucket")
+    for name, value in made.environ.items():
+        monkeypatch.setenv(name, value)
+    return open_store(f"{made.url}/run")
+
+
+def content() -> bytearray:
+    return bytearray(range(251)) * (SIZE // 251 + 1)
+
+
+def test_what_is_uploaded_comes_back_and_every_chunk_has_its_hash(folder: Store) -> None:
+    data = content()
+    entry = upload(folder, "a/rank-00000.bin", memoryview(data), SIZE)
+    assert folder.get("a/rank-00000.bin") == data[:SIZE]
+    chunks = [data[at : min(at + CHUNK, SIZE)] for at in range(0, SIZE, CHUNK)]
+    assert (entry.size_bytes, entry.chunks) == (SIZE, tuple(xxhash.xxh3_64_hexdigest(chunk) for chunk in chunks))
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = folder.put_stream
+
+    def torn(key: str, chunks: Iterator[Any], part_bytes: int) -> None:
+        def some() -> Iterator[Any]:
+            for count, chunk in enumerate(chunks):
+                if count == 9:
+                    raise StorageError("the line is dead", number=4)
+                yield chunk
+
+        whole(key, some(), part_bytes)
+
+    monkeypatch.setattr(folder, "put_stream", torn)
+    with pytest.raises(StorageError, match="the line is dead"):
+        upload(folder, "torn", memoryview(content()), SIZE)
+    assert folder.list() == []
+
+
+@pytest.mark.parametrize(("size_mb", "part_mb"), [(1, 16), (160_000, 16), (160_001, 17), (5_000_000, 500)])
+def test_parts_grow_with_the_object_so_that_no_more_than_ten_thousand_are_needed(
+    monkeypatch: pytest.MonkeyPatch, size_mb: int, part_mb: int
+) -> None:
+    asked: list[int] = []
+    folder = open_store("memory://bucket")
+    monkeypatch.setattr(folder, "put_stream", lambda key, chunks, part_bytes: asked.append(part_bytes))
+    upload(folder, "large", memoryview(b""), size_mb << 20)
+    assert asked == [part_mb << 20]
+
+
+def test_a_limit_spaces_out_what_is_sent() -> None:
+    clock = Clock()
+    limit = Bandwidth(10.0, lambda: clock.now_s, clock.sleep)
+    begins = []
+    for size_bytes in (5, 20, 10):
+        limit.take(size_bytes)
+        begins.append(clock.now_s)
+    assert begins == [0.0, 0.5, 2.5]
+    clock.now_s = 100.0
+    limit.take(1)
+    assert clock.now_s == 100.0, "time unused is not saved up, and costs nothing"
+
+
+def test_threads_share_a_limit() -> None:
+    slept: list[float] = []
+    limit = Bandwidth(10.0, lambda: 0.0, slept.append)
+    threads = [threading.Thread(target=limit.take, args=(5,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(slept) == [0.5 * count for count in range(1, 8)]
+
+
+def test_an_upload_keeps_to_its_limit() -> None:
+    clock = Clock()
+    data = content()
+    upload(
+        open_store("memory://bucket"),
+        "slow",
+        memoryview(data),
+        SIZE,
+        limit=Bandwidth(1e6, lambda: clock.now_s, clock.sleep),
+    )
+    last = SIZE % transfer.CHUNK_BYTES or transfer.CHUNK_BYTES
+    assert clock.now_s == pytest.approx((SIZE - last) / 1e6)
