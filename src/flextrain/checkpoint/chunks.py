@@ -2,9 +2,8 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,31 +24,64 @@ def in_order(places: Places) -> list[Store]:
     return [places] if isinstance(places, Store) else list(places)
 
 
-@dataclass(frozen=True)
 class Target:
-    """Where bytes [start, start + len(into)) of an object go; `finish` puts them in place if `into` is no tensor."""
+    """Where bytes of an object go, from its byte `start` on: straight into a tensor's memory, or to `finish`, which is
+    given all of them when the last chunk that has some is verified."""
 
-    start: int
-    into: Bytes
-    finish: Callable[[], object]
+    def __init__(
+        self,
+        start: int,
+        size_bytes: int,
+        into: Bytes | None = None,
+        finish: Callable[[Bytes], object] = lambda whole: None,
+    ) -> None:
+        """`into` is `size_bytes` long; without it, memory is taken when the first bytes arrive."""
+        self.start, self.size_bytes, self._into, self._finish = start, size_bytes, into, finish
+        self.chunks = range(start // CHUNK_BYTES, (start + size_bytes - 1) // CHUNK_BYTES + 1)
+        self._left = len(self.chunks)
+        self._lock = threading.Lock()
+
+    def place(self, begin: int, piece: Bytes) -> None:
+        """Copy what belongs here of a piece that begins at byte `begin` of the object."""
+        low, high = max(begin, self.start), min(begin + len(piece), self.start + self.size_bytes)
+        if low >= high:
+            return
+        with self._lock:
+            if self._into is None:
+                self._into = np.empty(self.size_bytes, np.uint8)
+        np.copyto(self._into[low - self.start : high - self.start], piece[low - begin : high - begin])
+
+    def verified(self) -> None:
+        """Another of its chunks is in place and sound."""
+        with self._lock:
+            self._left -= 1
+        if not self._left and self._into is not None:
+            self._finish(self._into)
+            self._into = None
 
 
-def by_chunk(targets: Iterable[Target]) -> dict[int, list[Target]]:
-    """The targets that bytes of each chunk go to, by the chunk's index."""
-    parts: dict[int, list[Target]] = defaultdict(list)
-    for target in targets:
-        last = (target.start + len(target.into) - 1) // CHUNK_BYTES
-        for index in range(target.start // CHUNK_BYTES, last + 1):
-            parts[index].append(target)
-    return dict(sorted(parts.items()))
+class Parts:
+    """The targets of one object, by the index of the chunks that hold their bytes."""
 
+    def __init__(self, targets: Iterable[Target]) -> None:
+        found: dict[int, list[Target]] = defaultdict(list)
+        for target in targets:
+            for index in target.chunks:
+                found[index].append(target)
+        self._found = dict(sorted(found.items()))
 
-def place(targets: Iterable[Target], begin: int, piece: Bytes) -> None:
-    """Copy a piece, which begins at byte `begin` of the object, to those of the targets that it reaches."""
-    for target in targets:
-        low, high = max(begin, target.start), min(begin + len(piece), target.start + len(target.into))
-        if low < high:
-            np.copyto(target.into[low - target.start : high - target.start], piece[low - begin : high - begin])
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def place(self, begin: int, piece: Bytes) -> None:
+        """Copy a piece of a chunk to where it belongs."""
+        for target in self._found[begin // CHUNK_BYTES]:
+            target.place(begin, piece)
+
+    def verified(self, index: int) -> None:
+        """Let targets go that waited for this chunk alone."""
+        for target in self._found.pop(index):
+            target.verified()
 
 
 class Chunks:
@@ -74,9 +106,14 @@ class Chunks:
         """Raises CheckpointCorrupt for the first chunk that differs."""
         self._run(range(len(self._entry.chunks)), lambda index: self.fetch(index, lambda begin, piece: None))
 
-    def scatter(self, parts: dict[int, list[Target]]) -> None:
+    def scatter(self, parts: Parts, indexes: Iterable[int]) -> None:
         """Fill the targets of the chunks named. Where it raises, they hold anything."""
-        self._run(parts, lambda index: self.fetch(index, lambda begin, piece: place(parts[index], begin, piece)))
+
+        def fill(index: int) -> None:
+            self.fetch(index, parts.place)
+            parts.verified(index)
+
+        self._run(indexes, fill)
 
     def fetch(self, index: int, use: Use) -> None:
         """Give the pieces of a chunk to `use`, from place after place until one had it sound: all but the last time

@@ -9,21 +9,23 @@ Every chunk comes from the first of them that has it sound.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from math import prod
 
-import numpy as np
 import torch
 from torch import nn
 
 from flextrain.checkpoint.catalog import read_manifest
-from flextrain.checkpoint.chunks import Chunks, Places, Target, by_chunk, in_order
+from flextrain.checkpoint.chunks import Chunks, Parts, Places, Target, in_order
 from flextrain.checkpoint.manifest import ITEM_BYTES, Manifest, Shard, TensorEntry
 from flextrain.checkpoint.shards import Box, State, local_boxes, model_state
+from flextrain.checkpoint.sources import Bytes
 from flextrain.errors import CheckpointMismatch
 from flextrain.storage import open_store
 
 NAMES_SHOWN = 3
+BLOCK_BYTES = 4 << 20  # of rows that cannot be read straight into their tensor
 
 
 def load_weights(url: str, model: nn.Module) -> dict[str, object]:
@@ -51,21 +53,19 @@ def read_into(places: Places, manifest: Manifest, state: State, *, prefix: str =
 
 def read_boxes(places: Places, manifest: Manifest, boxes: Iterable[Box]) -> None:
     """Fill boxes, of the dtype they were saved in, from whatever saved shards they overlap."""
-    for name, targets in sorted(targets_of(manifest, boxes).items()):
+    for name, parts in parts_of(manifest, boxes).items():
         with Chunks(places, name, manifest.objects[name]) as chunks:
-            chunks.scatter(by_chunk(targets))
-        for target in targets:
-            target.finish()
+            chunks.scatter(parts, list(parts))
 
 
-def targets_of(manifest: Manifest, boxes: Iterable[Box]) -> dict[str, list[Target]]:
+def parts_of(manifest: Manifest, boxes: Iterable[Box]) -> dict[str, Parts]:
     """What boxes need of each object, by the object's name."""
     wanted: dict[str, list[Target]] = defaultdict(list)
     for box in boxes:
         for shard in manifest.tensors[box.name].shards:
             if all(low < high for low, high in _bounds(shard, box)):
-                wanted[shard.object].append(_target(shard, box))
-    return wanted
+                wanted[shard.object] += _targets(shard, box)
+    return {name: Parts(targets) for name, targets in sorted(wanted.items())}
 
 
 def check_fits(saved: dict[str, TensorEntry], state: State, where: str) -> None:
@@ -95,26 +95,36 @@ def verify(places: Places, manifest: Manifest) -> None:
             chunks.check()
 
 
-def _target(shard: Shard, box: Box) -> Target:
-    """The rows of a saved shard that overlap a box: read straight into the tensor where they are whole rows of it."""
-    bounds = list(_bounds(shard, box))
+def _targets(shard: Shard, box: Box) -> Iterator[Target]:
+    """The rows of a saved shard that overlap a box: read straight into the tensor where they are whole rows of it, and
+    else a block of rows at a time."""
+    bounds = list(_bounds(shard, box)) or [(0, 1)]
+    first, begin = (shard.start[0], box.start[0]) if shard.start else (0, 0)
     row_bytes = prod(shard.shape[1:]) * ITEM_BYTES[str(box.local.dtype).removeprefix("torch.")]
-    low, high = (bounds[0][0] - shard.start[0], bounds[0][1] - shard.start[0]) if bounds else (0, 1)
-    start = shard.offset + low * row_bytes
-    whole_rows = box.local.shape[1:] == shard.shape[1:]
-    if whole_rows and box.local.device.type == "cpu" and box.local.is_contiguous():
-        first = (bounds[0][0] - box.start[0]) * row_bytes if bounds else 0
+    low, high = bounds[0]
+    if box.local.shape[1:] == shard.shape[1:] and box.local.device.type == "cpu" and box.local.is_contiguous():
         raw = box.local.detach().reshape(-1).view(torch.uint8).numpy()
-        return Target(start, raw[first : first + (high - low) * row_bytes], lambda: None)
-    into = np.empty((high - low) * row_bytes, dtype=np.uint8)
+        into = raw[(low - begin) * row_bytes : (high - begin) * row_bytes]
+        yield Target(shard.offset + (low - first) * row_bytes, len(into), into)
+        return
+    step = max(1, BLOCK_BYTES // row_bytes)
+    for at in range(low, high, step):
+        rows = (at, min(at + step, high))
+        size_bytes = (rows[1] - rows[0]) * row_bytes
+        finish = partial(_put_rows, shard, box, [rows, *bounds[1:]])
+        yield Target(shard.offset + (at - first) * row_bytes, size_bytes, finish=finish)
 
-    def finish() -> None:
-        rows = torch.from_numpy(into).view(box.local.dtype).reshape((high - low, *shard.shape[1:]) if bounds else ())
-        inner = [slice(a - s, b - s) for (a, b), s in zip(bounds[1:], shard.start[1:], strict=True)]
-        there = [slice(a - s, b - s) for (a, b), s in zip(bounds, box.start, strict=True)]
-        box.local[tuple(there)].copy_(rows[(slice(None), *inner)] if bounds else rows)
 
-    return Target(start, into, finish)
+def _put_rows(shard: Shard, box: Box, bounds: list[tuple[int, int]], raw: Bytes) -> None:
+    """Copy what lies within `bounds` of whole rows of a shard to a box."""
+    rows = torch.from_numpy(raw).view(box.local.dtype)
+    if not shard.shape:
+        box.local.copy_(rows.reshape(()))
+        return
+    rows = rows.reshape(-1, *shard.shape[1:])
+    inner = [slice(a - s, b - s) for (a, b), s in zip(bounds[1:], shard.start[1:], strict=True)]
+    there = [slice(a - s, b - s) for (a, b), s in zip(bounds, box.start, strict=True)]
+    box.local[tuple(there)].copy_(rows[(slice(None), *inner)])
 
 
 def _bounds(shard: Shard, box: Box) -> Iterable[tuple[int, int]]:
