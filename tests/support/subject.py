@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, chunks, manifest, persist, reader, sources
+from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, chunks, manifest, persist, reader, sources, transfer
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.shards import boxes_to_write, model_state
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
@@ -25,13 +25,13 @@ CHUNK_BYTES = 8192  # a tiny state has several
 
 def small_chunks() -> None:
     """For the life of this process: a forked one, or a test that restores them."""
-    for module in (manifest, persist, chunks, sources):
+    for module in (manifest, persist, chunks, sources, transfer):
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
 
 
 @pytest.fixture
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, persist, chunks, sources):
+    for module in (manifest, persist, chunks, sources, transfer):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
 
 
