@@ -106,7 +106,7 @@ class Subject:
     def resume(self) -> int | None:
         """What a new process finds: the step, whose state it then has."""
         self.become(0)
-        found = self.saver.resume()
+        found = CheckpointSaver(self.catalog, self.model, self.optimizer).resume()
         if found is None:
             return None
         assert found.state == {"step": found.step}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flextrain.checkpoint.arena import Layout
 from flextrain.checkpoint.catalog import MANIFEST, Catalog, taken
 from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
 from flextrain.checkpoint.retention import Keep
@@ -41,6 +42,12 @@ class Part:
         ]
         objects = {k: ObjectEntry(v["size_bytes"], tuple(v["chunks"])) for k, v in body["objects"].items()}
         return cls(shards, objects)
+
+
+def part_of(layout: Layout, name: str, entry: ObjectEntry) -> Part:
+    """What a rank wrote whose whole snapshot became the object `name`."""
+    shards = [(p.name, p.dtype, p.full_shape, Shard(name, p.offset, p.start, p.box_shape)) for p in layout.places]
+    return Part(shards, {name: entry})
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import xxhash
 
 from flextrain.checkpoint.arena import BLOCK_BYTES, huge_buffer, padded
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
-from flextrain.checkpoint.transfer import upload
+from flextrain.checkpoint.transfer import Bandwidth, upload
 from flextrain.storage import Store
 
 THREADS = 8
@@ -24,11 +24,15 @@ PIECE_BYTES = 4 << 20  # written at once: fits the processor's cache, where it i
 SPARES = ".spare"  # folder beside the steps, with files to write over
 
 
-def persist(root: Store, folder: Store, name: str, memory: memoryview, size_bytes: int) -> ObjectEntry:
-    """Make `memory[:size_bytes]` durable as object `name` of `folder`, a step below `root`; memory must be writable up
-    to the next block. Raises OSError or StorageError."""
+def persist(
+    root: Store, folder: Store, name: str, memory: memoryview, size_bytes: int, limit: Bandwidth | None = None
+) -> ObjectEntry:
+    """Make `memory[:size_bytes]` durable as object `name` of `folder`, a step below `root`; `limit` is for uploads.
+
+    Raises OSError or StorageError.
+    """
     if root.local_root is None or folder.local_root is None:
-        return upload(folder, name, memory, size_bytes)
+        return upload(folder, name, memory, size_bytes, limit=limit)
     return _write_file(root.local_root / SPARES, folder.local_root / name, memory, size_bytes)
 
 
@@ -73,8 +77,10 @@ def _write_chunk(fd: int, memory: memoryview, start: int, stop: int, buffer: mem
     for low in range(start, stop, PIECE_BYTES):
         size_bytes = min(PIECE_BYTES, stop - low)
         piece = buffer[: padded(size_bytes, BLOCK_BYTES)]
-        source = memory[low : low + len(piece)]
-        np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(source, np.uint8))  # lets other threads run meanwhile
+        source = memory[low : low + size_bytes]
+        np.copyto(
+            np.frombuffer(piece[:size_bytes], np.uint8), np.frombuffer(source, np.uint8)
+        )  # lets other threads run
         digest.update(piece[:size_bytes])
         _write_all(fd, piece, low)
     found: str = digest.hexdigest()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from flextrain.config.schema import CheckpointConfig
 from flextrain.errors import CheckpointError
 
 ORPHAN_AGE_S = 3600.0
@@ -36,6 +37,17 @@ class Keep:
                 number=32,
                 remedy=f"the numbers there are: {', '.join(sorted(known)) or 'none'}",
             )
+
+
+def keep_of(settings: CheckpointConfig) -> Keep:
+    """What a configuration asks to be kept."""
+    return Keep(
+        settings.keep_last_n,
+        settings.keep_every,
+        settings.keep_best_n,
+        settings.keep_best_metric,
+        settings.keep_best_mode,
+    )
 
 
 def numbers(state: Mapping[str, Any]) -> dict[str, float]:

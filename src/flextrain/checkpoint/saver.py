@@ -1,17 +1,16 @@
-"""Saving and resuming with all ranks: a save is a copy between two steps, and a process beside does the rest."""
+"""Saving with all ranks: a save is a copy between two steps, and a process beside does the rest."""
 
 import uuid
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.manifest import Manifest
-from flextrain.checkpoint.reader import read_into
+from flextrain.checkpoint.recovery import Recovery
 from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.shards import (
     State,
@@ -21,104 +20,147 @@ from flextrain.checkpoint.shards import (
     optimizer_state,
 )
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
-from flextrain.checkpoint.together import agree, all_or_none, own_rank
+from flextrain.checkpoint.staging import Staging
+from flextrain.checkpoint.tiers import STRAIGHT, CheckpointTier, Route
+from flextrain.checkpoint.together import agree, all_or_none, own_rank, world_size
 from flextrain.checkpoint.writer import Request, Saved, Writer
-from flextrain.errors import CheckpointCorrupt, CheckpointError
-from flextrain.log import get_logger
+from flextrain.errors import CheckpointError
 
-log = get_logger(__name__)
 SLOTS = 2  # snapshots in flight; a third waits
 COMMIT_TIMEOUT_S = 600.0
 DEFAULT_KEEP = Keep(last_n=3)
 
 
-class CheckpointSaver:
-    """Checkpoints of one model and optimizer below a catalog. Called by all ranks together, between two steps."""
+class Saver:
+    """Checkpoints of one state below a catalog. Called by all ranks together, between two steps.
+
+    `tensors()` is the state to save and to load into; its names, shapes and dtypes never change. An `arena` that an
+    earlier saver of the same state had is gone on with, and so are the snapshots in it.
+    """
 
     def __init__(
         self,
         catalog: Catalog,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        tensors: Callable[[], State],
         keep: Keep = DEFAULT_KEEP,
         commit_timeout_s: float = COMMIT_TIMEOUT_S,
+        route: Route = STRAIGHT,
+        arena: Arena | None = None,
     ) -> None:
-        self.catalog, self._model, self._optimizer, self.keep = catalog, model, optimizer, keep
-        self._commit_timeout_s = commit_timeout_s
+        self.catalog, self.keep, self.arena, self.route = catalog, keep, arena, route
+        self._tensors, self._commit_timeout_s = tensors, commit_timeout_s
+        self._staging = Staging(route.nvme) if route.nvme else None
+        self._snapshots: Snapshots | None = None
         self._writer: Writer | None = None
-        self._unsent: Request | None = None
+        self._unsent: tuple[Request, CheckpointTier] | None = None
+        self._busy: dict[str, int] = {}  # slots that the writer reads, by attempt
 
     def prepare(self) -> None:
         """Allocate and touch the shared memory and start the writer, so that the first save is as fast as any other."""
         if self._writer is None:
             all_or_none(self._start)
-            self._free, self._gang, self._count = list(range(SLOTS)), agree(lambda: uuid.uuid4().hex), 0
+            self._gang, self._count = agree(lambda: uuid.uuid4().hex), 0
 
     def _start(self) -> None:
-        allocate_optimizer_state(self._model, self._optimizer)
+        self._snapshots = self._snapshots or self._bind()
+        assert self.arena
+        self._writer, self._busy = Writer(self.arena), {}
+
+    def _bind(self) -> Snapshots:
+        """Snapshots of the state as its tensors are now; an arena that was laid out for another one is given up."""
         boxes = boxes_to_write(self._tensors())
-        arena = Arena.create(layout_of(boxes), SLOTS)
-        self._snapshots, self._writer = Snapshots(arena, boxes), Writer(arena)
+        layout = layout_of(boxes)
+        if self.arena is None or self.arena.layout != layout:
+            self.arena = Arena.create(layout, SLOTS)
+        return Snapshots(self.arena, boxes)
 
-    def snapshot(self, step: int, state: dict[str, Any]) -> list[Saved]:
-        """Copy the state as it is and have it made durable and committed as `step`; returns what was done meanwhile.
+    def snapshot(self, step: int, state: dict[str, Any], tier: CheckpointTier = CheckpointTier.S3) -> list[Saved]:
+        """Copy the tensors as they are and have them brought to `tier` as `step`; returns what was committed meanwhile.
 
-        `state` is JSON: what the tensors do not say (position, seeds, config). Where both slots are still being written
-        it waits for the older one: memory never grows. Raises the error of a save that failed.
+        `state` is JSON: what the tensors do not say (position, seeds, config). MEMORY leaves the copy where it is; NVME
+        stages it on this node's disk; S3 commits it in the catalog. Where both slots are still being written it waits
+        for the older one: memory never grows. Raises the error of a save that failed.
         """
         self.keep.check(state)
+        if tier is CheckpointTier.NVME and not self.route.nvme:
+            raise CheckpointError("there is no disk to save to", number=43, remedy="set checkpoint.nvme_path")
         self.prepare()
-        assert self._writer
-        done: list[Saved] = []
-        while not self._free:
+        done = self._settle()
+        while (slot := self._free_slot()) is None:
             done += self.poll(timeout_s=1.0)
-        slot = self._free.pop(0)
-        self._snapshots.take(slot)
         self._count += 1
-        self._unsent = Request(
+        request = Request(
             root=self.catalog.store.url,
             slot=slot,
             step=step,
             attempt=f"{self._gang}-{self._count}",
             rank=own_rank(),
-            world_size=dist.get_world_size() if dist.is_initialized() else 1,
+            world_size=world_size(),
             keep=self.keep,
             timeout_s=self._commit_timeout_s,
             state=state,
+            route=self.route,
+            nvme_only=tier is CheckpointTier.NVME,
         )
+        assert self.arena
+        assert self._snapshots
+        self.arena.put_label(slot, None)
+        self._snapshots.take(slot)
+        self._unsent = request, tier
         return done + self.poll()
+
+    def _settle(self) -> list[Saved]:
+        """Let the copy before this one be complete, and on its way."""
+        if self._unsent and self._snapshots:
+            self._snapshots.wait()
+        return self.poll()
+
+    def _free_slot(self) -> int | None:
+        """A slot that nobody reads: the one with the older snapshot, so that the newest whole one is never lost."""
+        assert self.arena
+        labels = [self.arena.label(slot) for slot in range(SLOTS)]
+        free = [slot for slot in range(SLOTS) if slot not in self._busy.values()]
+        return min(free, key=lambda slot: (labels[slot] or {"step": -1})["step"], default=None)
 
     def hold(self) -> None:
         """Before the optimizer changes the weights: let a copy that a GPU is still making come first."""
-        if self._unsent:
+        if self._unsent and self._snapshots:
             self._snapshots.hold()
 
     def poll(self, timeout_s: float = 0.0) -> list[Saved]:
-        """Saves committed since the last call, waiting up to `timeout_s` for one.
+        """Saves committed since the last call, waiting up to `timeout_s` for word from the writer.
 
         Raises the error of a save that failed; what was committed before stays as it is.
         """
         self._send()
         done: list[Saved] = []
-        while self._writer and (saved := self._writer.poll(0.0 if done else timeout_s)):
-            self._free.append(saved.slot)
+        while self._writer and (saved := self._writer.poll(timeout_s)):
+            timeout_s = 0.0
+            self._busy.pop(saved.attempt, None)
             if saved.error:
                 raise saved.error
-            done.append(saved)
+            if not saved.staged:
+                done.append(saved)
         return done
 
     def wait(self) -> list[Saved]:
-        """Every save under way, committed. Raises the error of one that failed."""
-        done: list[Saved] = []
-        while self._writer and (self._unsent or self._writer.pending):
+        """Every save under way, where it was to go. Raises the error of one that failed."""
+        done = self._settle()
+        while self._writer and self._writer.pending:
             done += self.poll(timeout_s=1.0)
         return done
 
     def _send(self) -> None:
-        """Hand a snapshot to the writer once its copy is complete."""
-        if self._unsent and self._writer and self._snapshots.settled():
-            self._writer.submit(self._unsent)
-            self._unsent = None
+        """Label a snapshot once its copy is complete, and hand it to the writer."""
+        if not (self._unsent and self._writer and self._snapshots and self._snapshots.settled()):
+            return
+        (request, tier), self._unsent = self._unsent, None
+        assert self.arena
+        facts = {"step": request.step, "attempt": request.attempt, "world_size": request.world_size}
+        self.arena.put_label(request.slot, {**facts, "state": request.state})
+        if tier is not CheckpointTier.MEMORY:
+            self._busy[request.attempt] = request.slot
+            self._writer.submit(request)
 
     def save(self, step: int, state: dict[str, Any]) -> Manifest:
         """Snapshot and wait for the commit; returns the manifest."""
@@ -127,57 +169,44 @@ class CheckpointSaver:
         return self.catalog.manifest(step)
 
     def close(self) -> None:
-        """End the writer; what it has not committed is lost."""
+        """End the writer; what it has not committed is lost. Snapshots in memory stay as long as this object."""
         if self._writer:
             self._writer.close()
             self._writer = None
 
     def resume(self) -> Manifest | None:
-        """Load the newest sound checkpoint into model and optimizer; None where there is none.
-
-        One found corrupt is set aside with a warning (its manifest is renamed, its data stay for the next retention),
-        and the next older one is tried. Raises CheckpointMismatch where it belongs to another model.
-        """
-        gone = None
-        while (step := agree(lambda: max(self.catalog.steps(), default=None))) is not None:
-            try:
-                return self.load(self.catalog, step)
-            except CheckpointCorrupt as error:
-                log.warning("checkpoint of step %d is unsound and set aside: %s", step, error)
-                agree(partial(self.catalog.set_aside, step))
-            except CheckpointError as error:
-                if error.number != 4 or step == gone:  # else retired since it was listed: a newer one is there
-                    raise
-                gone = step
-        return None
+        """Load the newest sound state of memory, node's disk and store; None where there is none. See `Recovery`."""
+        return self._recovery().resume()
 
     def resume_from(self, url: str) -> tuple[Manifest, str]:
-        """Load the checkpoint at `url`, or the newest sound one before it in the same place; returns its URL too.
-
-        Nothing is set aside: the place is another run's. Raises CheckpointCorrupt where none is sound.
-        """
-        catalog, last = Catalog.locate(url)
-        steps = [step for step in agree(catalog.steps) if step <= last] or [last]
-        while True:
-            step = steps.pop()
-            try:
-                return self.load(catalog, step), catalog.url_of(step)
-            except CheckpointCorrupt as error:
-                if not steps:
-                    raise
-                log.warning("the checkpoint of step %d is unsound, the one before is tried: %s", step, error)
+        """Load the checkpoint at `url`, or the newest sound one before it in the same place; returns its URL too."""
+        return self._recovery().resume_from(url)
 
     def load(self, catalog: Catalog, step: int) -> Manifest:
         """Load one checkpoint of any catalog; no older one is tried. Raises CheckpointError on every rank."""
+        return self._recovery().load(catalog, step)
 
-        def read() -> Manifest:
-            manifest = catalog.check(step)
-            allocate_optimizer_state(self._model, self._optimizer)
-            read_into(catalog.folder(step), manifest, self._tensors())
-            return manifest
+    def _recovery(self) -> Recovery:
+        if self.arena:
+            self._snapshots = self._snapshots or self._bind()
+        return Recovery(self.catalog, self._tensors, self._staging, self.arena, self._snapshots)
 
-        manifest: Manifest = all_or_none(read)[0]
-        return manifest
 
-    def _tensors(self) -> State:
-        return model_state(self._model) | optimizer_state(self._model, self._optimizer)
+class CheckpointSaver(Saver):
+    """Checkpoints of one model and optimizer."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        keep: Keep = DEFAULT_KEEP,
+        commit_timeout_s: float = COMMIT_TIMEOUT_S,
+        route: Route = STRAIGHT,
+        arena: Arena | None = None,
+    ) -> None:
+        def tensors() -> State:
+            allocate_optimizer_state(model, optimizer)
+            return model_state(model) | optimizer_state(model, optimizer)
+
+        super().__init__(catalog, tensors, keep, commit_timeout_s, route, arena)

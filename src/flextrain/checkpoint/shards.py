@@ -69,25 +69,47 @@ def local_boxes(state: State) -> list[Box]:
 
 
 def boxes_to_write(state: State) -> list[Box]:
-    """What this rank writes: its own shards, and its part of the replicated tensors, each of which one rank writes.
+    """What this rank writes: its own shards, and its part of the replicated tensors, each of which one rank writes."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    writers = _writers(state)
+    boxes = [(_box(name, tensor), tensor) for name, tensor in state.items()]
+    mine = [b for b, t in boxes if isinstance(t, DTensor) and _is_first_replica(t) and b.local.numel()]
+    return mine + [box for box, tensor in boxes if not isinstance(tensor, DTensor) and writers[box.name] == rank]
 
-    Replicated tensors are dealt out largest first, always to the rank with the least so far, so all finish together.
-    """
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    load = [0] * size
-    mine: list[Box] = []
-    replicated: list[Box] = []
-    for box, tensor in ((_box(name, tensor), tensor) for name, tensor in state.items()):
+
+def spread(state: State) -> None:
+    """Give what `boxes_to_write` lets one rank hold to the others that hold it too. Called by all ranks together."""
+    if not dist.is_initialized():
+        return
+    writers = _writers(state)
+    for name, tensor in state.items():
         if not isinstance(tensor, DTensor):
-            replicated.append(box)
-        elif _is_first_replica(tensor) and box.local.numel():
-            mine.append(box)
-    for box in sorted(replicated, key=lambda box: (-box.local.nbytes, box.name)):
-        writer = load.index(min(load))
-        load[writer] += box.local.nbytes
-        if writer == rank:
-            mine.append(box)
-    return mine
+            _broadcast(tensor, None, writers[name])
+            continue
+        for axis, placement in enumerate(tensor.placements):
+            if isinstance(placement, Replicate) and tensor.to_local().numel():
+                group = tensor.device_mesh.get_group(axis)
+                _broadcast(tensor.to_local(), group, dist.get_global_rank(group, 0))
+
+
+def _broadcast(tensor: Tensor, group: dist.ProcessGroup | None, source: int) -> None:
+    """As bytes, since not every backend knows every dtype."""
+    whole = tensor.detach().contiguous()
+    dist.broadcast(whole.reshape(-1).view(torch.uint8), source, group=group)
+    if whole.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(whole)
+
+
+def _writers(state: State) -> dict[str, int]:
+    """Which rank writes each replicated tensor: dealt out largest first, always to the rank with the least so far, so
+    that all finish together. Every rank decides the same."""
+    load = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
+    replicated = [(-t.nbytes, name) for name, t in state.items() if not isinstance(t, DTensor)]
+    writers = {}
+    for negated_bytes, name in sorted(replicated):
+        writers[name] = load.index(min(load))
+        load[writers[name]] -= negated_bytes
+    return writers
 
 
 def _box(name: str, tensor: Tensor) -> Box:

@@ -48,6 +48,11 @@ class Snapshots:
     def settled(self) -> bool:
         return self._done is None or self._done.query()
 
+    def wait(self) -> None:
+        """Until the copy is complete."""
+        if self._done is not None:
+            self._done.synchronize()
+
     def hold(self) -> None:
         """Order everything queued from now on, the optimizer's update first of all, behind the copy."""
         if self._done is not None:

@@ -12,6 +12,10 @@ def own_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def agree(choose: Callable[[], Any]) -> Any:
     """Rank 0's choice, on every rank."""
     return all_or_none(lambda: choose() if own_rank() == 0 else None)[0]

@@ -234,6 +234,24 @@ class CheckpointConfig(Section):
         description="what `keep_best_n` compares: a number that checkpoints record: `loss` (nats per token), …",
     )
     keep_best_mode: Literal["min", "max"] = Field("min", description="whether small or large metrics are the best")
+    memory_snapshot_interval: PositiveInt | None = Field(
+        None,
+        description=(
+            "optimizer steps between snapshots that stay in host memory, for `train()` called again after an error to "
+            "go on from; None takes none besides those of checkpoints"
+        ),
+    )
+    nvme_path: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "folder on a fast disk of every node: checkpoints land there first, are uploaded from there in the "
+            "background, and are loaded from there where they still are; None writes straight to storage"
+        ),
+    )
+    upload_limit_mb_per_s: PositiveFloat | None = Field(
+        None, description="MB per second that each rank may upload to an object store; None is all it can"
+    )
     storage: str | None = Field(
         None,
         min_length=1,

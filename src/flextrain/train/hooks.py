@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.saver import CheckpointSaver
+from flextrain.checkpoint.tiers import CheckpointTier
 from flextrain.checkpoint.writer import Saved
+from flextrain.config.schema import CheckpointConfig
 from flextrain.errors import ModelError
 from flextrain.tracking import Tracker, names
 from flextrain.train.step import StepResult
@@ -132,37 +135,45 @@ class StateHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """Saves every `interval` steps and at the end. `facts(progress)` is what the manifest records besides tensors.
+    """Saves as `settings` say and at the end. `facts(progress)` is what the manifest records besides tensors.
 
-    Training stands still for the copy alone; with `wait` it waits for every commit, else for the last one.
+    Training stands still for the copy alone; without `settings.async_save` it waits for every commit, else for the last
+    one. A state that was `rescued` from memory or a node's disk, and is not in the store, is brought there first.
     """
 
     def __init__(
         self,
         saver: CheckpointSaver,
-        interval: int,
+        settings: CheckpointConfig,
         facts: Callable[[Progress], dict[str, Any]],
         tracker: Tracker,
         metrics: MetricsHook,
         states: StateHook,
-        *,
-        wait: bool,
+        rescued: Manifest | None = None,
     ) -> None:
-        self._saver, self._interval, self._facts, self._wait = saver, interval, facts, wait
+        self._saver, self._settings, self._facts, self._rescued = saver, settings, facts, rescued
         self._tracker, self._metrics, self._states = tracker, metrics, states
 
     def begin(self, progress: Progress) -> None:
         self._saver.keep.check(self._facts(progress))
         self._saver.prepare()
+        if self._rescued:
+            self._save(progress, self._rescued.state)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self._note(progress, self._saver.poll())
-        if progress.step % self._interval and not progress.is_last:
-            return
-        self._metrics.flush(progress)
+        if progress.is_last or progress.step % self._settings.interval == 0:
+            self._metrics.flush(progress)
+            self._save(progress, self._facts(progress))
+        elif (often := self._settings.memory_snapshot_interval) and progress.step % often == 0:
+            self._metrics.flush(progress)
+            with self._states.during(names.State.CHECKPOINT):
+                self._note(progress, self._saver.snapshot(progress.step, self._facts(progress), CheckpointTier.MEMORY))
+
+    def _save(self, progress: Progress, facts: dict[str, Any]) -> None:
         with self._states.during(names.State.CHECKPOINT):
-            self._note(progress, self._saver.snapshot(progress.step, self._facts(progress)))
-            if self._wait or progress.is_last:
+            self._note(progress, self._saver.snapshot(progress.step, facts))
+            if progress.is_last or not self._settings.async_save:
                 self._note(progress, self._saver.wait())
 
     def end(self, progress: Progress, error: BaseException | None) -> None:

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver, Keep
+from flextrain.checkpoint import Catalog, CheckpointSaver
 from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.retention import keep_of
+from flextrain.checkpoint.tiers import Route
 from flextrain.config.load import config_digest
 from flextrain.config.schema import Config
 from flextrain.data.loader import StepLoader
@@ -58,6 +61,7 @@ class DistributedTrainer:
         self.place = place or replace(from_rank_0(self.world, lambda: open_place(config)), node=self.world.node)
         self.model = model
         self._dataset, self._loss_sum, self._hooks = train_dataset, loss_sum, tuple(hooks)
+        self._saver: CheckpointSaver | None = None  # of the last `train`, whose snapshots the next one may go on from
         self._parallel = parallelize(model, config, self.world, self.device)
 
     def train(
@@ -88,15 +92,7 @@ class DistributedTrainer:
 
     def _train(self, tracker: Tracker) -> Progress:
         optimizer = build_optimizer(self._parallel.plain, self.config.training)
-        settings = self.config.checkpoint
-        keep = Keep(
-            settings.keep_last_n,
-            settings.keep_every,
-            settings.keep_best_n,
-            settings.keep_best_metric,
-            settings.keep_best_mode,
-        )
-        saver = CheckpointSaver(Catalog(self.place.checkpoints), self._parallel.plain, optimizer, keep)
+        self._saver = saver = self._make_saver(optimizer)
         resumed = self._resume(saver)
         saved = resumed[0].state if resumed else {}
         plan = plan_data(self.config, self._dataset, self.world.size, saved.get("data"))
@@ -109,8 +105,9 @@ class DistributedTrainer:
         tracker.event(names.PLAN, last_step=progress.last_step)
         if resumed:
             manifest, url = resumed
-            progress.checkpoint = {"url": url, "step": manifest.step, "digest": manifest.digest}
-            log.info("resumed from %s", url)
+            if manifest.objects:
+                progress.checkpoint = {"url": url, "step": manifest.step, "digest": manifest.digest}
+            log.info("resumed from %s", url if manifest.objects else f"a snapshot of step {manifest.step}")
             tracker.event(names.RESUME, step=manifest.step, url=url)
         if progress.is_last:
             log.info(
@@ -119,6 +116,7 @@ class DistributedTrainer:
                 progress.step,
                 progress.last_step,
             )
+        rescued = resumed[0] if resumed and not resumed[0].objects else None
         loader = self._loader(plan)
         take_step = OptimizerStep(
             self._parallel, optimizer, self.config, progress.last_step, self._loss_sum, saver.hold
@@ -126,8 +124,22 @@ class DistributedTrainer:
         blank = uncounted(loader.step(progress.step))
         settle_buckets(self._parallel.module, lambda: take_step.accumulate(blank, tokens=1))
         optimizer.zero_grad(set_to_none=True)
-        run_loop(progress, loader, take_step, [*self._own_hooks(saver, plan, tracker), *self._hooks])
+        run_loop(progress, loader, take_step, [*self._own_hooks(saver, plan, tracker, rescued), *self._hooks])
         return progress
+
+    def _make_saver(self, optimizer: torch.optim.Optimizer) -> CheckpointSaver:
+        """What an earlier `train` left in memory is gone on with."""
+        settings = self.config.checkpoint
+        disk = settings.nvme_path and f"{settings.nvme_path}/{self.config.main.experiment_name}/{self.place.run_id}"
+        limit = settings.upload_limit_mb_per_s
+        return CheckpointSaver(
+            Catalog(self.place.checkpoints),
+            self._parallel.plain,
+            optimizer,
+            keep_of(settings),
+            route=Route(disk, limit and limit * 1e6),
+            arena=self._saver.arena if self._saver else None,
+        )
 
     def _resume(self, saver: CheckpointSaver) -> tuple[Manifest, str] | None:
         """Load the run's newest sound checkpoint, else the one it was told to start from; (manifest, URL) of it."""
@@ -149,7 +161,9 @@ class DistributedTrainer:
             start_position=plan.first,
         )
 
-    def _own_hooks(self, saver: CheckpointSaver, plan: DataPlan, tracker: Tracker) -> list[Hook]:
+    def _own_hooks(
+        self, saver: CheckpointSaver, plan: DataPlan, tracker: Tracker, rescued: Manifest | None
+    ) -> list[Hook]:
         def facts(progress: Progress) -> dict[str, Any]:
             return {
                 "data": plan.to_dict(),
@@ -164,9 +178,6 @@ class DistributedTrainer:
 
         interval = self.config.tracking.log_interval
         metrics, states = MetricsHook(tracker, interval), StateHook(tracker, self.place.replay_until)
-        settings = self.config.checkpoint
-        checkpoints = CheckpointHook(
-            saver, settings.interval, facts, tracker, metrics, states, wait=not settings.async_save
-        )
+        checkpoints = CheckpointHook(saver, self.config.checkpoint, facts, tracker, metrics, states, rescued)
         console = [ConsoleHook(interval)] if self.world.is_main else []
         return [states, metrics, *console, checkpoints]

@@ -1,0 +1,157 @@
+"""Finding the newest state and loading it: from memory, from the disks of the nodes, from the store, shard by shard."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from flextrain.checkpoint.arena import Arena
+from flextrain.checkpoint.catalog import Catalog, check_objects
+from flextrain.checkpoint.commit import Attempt, Part, merge
+from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.reader import read_into
+from flextrain.checkpoint.shards import State, spread
+from flextrain.checkpoint.snapshot import Snapshots
+from flextrain.checkpoint.staging import Staged, Staging
+from flextrain.checkpoint.tiers import CheckpointTier, Option, options
+from flextrain.checkpoint.together import agree, all_or_none
+from flextrain.errors import CheckpointCorrupt, CheckpointError
+from flextrain.log import get_logger
+from flextrain.storage import Store
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Loads a state into `tensors()`. Every method is called by all ranks together, and raises on all or on none."""
+
+    catalog: Catalog
+    tensors: Callable[[], State]
+    staging: Staging | None = None
+    arena: Arena | None = None
+    snapshots: Snapshots | None = None
+
+    def resume(self) -> Manifest | None:
+        """Load the newest sound state, of one step from the nearest tier; None where there is none.
+
+        What is found unsound gives way to the next, with a warning. A checkpoint in the store is set aside then: its
+        manifest is renamed, its data stay for the next retention. Raises CheckpointMismatch where it belongs to another
+        model. The manifest returned is that of the store where it has one of this step, else it names no objects.
+        """
+        unsound: set[Option] = set()
+        gone: Option | None = None
+        while found := [option for option in self._options() if option not in unsound]:
+            best = found[0]
+            try:
+                manifest = self._load(best)
+                return manifest if best.tier is CheckpointTier.S3 else self._committed(manifest)
+            except CheckpointCorrupt as error:
+                log.warning("step %d on tier %s is unsound and passed over: %s", best.step, best.tier, error)
+                unsound.add(best)
+                if best.tier is CheckpointTier.S3:
+                    agree(partial(self.catalog.set_aside, best.step))
+            except CheckpointError as error:
+                if error.number != 4 or best == gone:  # else retired since it was listed: a newer one is there
+                    raise
+                gone = best
+        return None
+
+    def resume_from(self, url: str) -> tuple[Manifest, str]:
+        """Load the checkpoint at `url`, or the newest sound one before it in the same place; returns its URL too.
+
+        Nothing is set aside: the place is another run's. Raises CheckpointCorrupt where none is sound.
+        """
+        catalog, last = Catalog.locate(url)
+        steps = [step for step in agree(catalog.steps) if step <= last] or [last]
+        while True:
+            step = steps.pop()
+            try:
+                return self.load(catalog, step), catalog.url_of(step)
+            except CheckpointCorrupt as error:
+                if not steps:
+                    raise
+                log.warning("the checkpoint of step %d is unsound, the one before is tried: %s", step, error)
+
+    def load(self, catalog: Catalog, step: int) -> Manifest:
+        """Load one checkpoint of any catalog, what this node's disk has of it from there. Raises CheckpointError."""
+
+        def read() -> Manifest:
+            manifest, places = catalog.manifest(step), self._places(catalog, step)
+            check_objects(places, manifest)
+            read_into(places, manifest, self.tensors())
+            return manifest
+
+        manifest: Manifest = all_or_none(read)[0]
+        return manifest
+
+    def _options(self) -> list[Option]:
+        mine = lambda: (list(self._held()), [(s.attempt, s.rank) for s in self._staged()])  # noqa: E731
+        memory, staged = zip(*all_or_none(mine), strict=True)
+        return options(memory, staged, agree(self.catalog.steps))
+
+    def _load(self, option: Option) -> Manifest:
+        if option.tier is CheckpointTier.MEMORY:
+            return self._load_memory(option)
+        if option.tier is CheckpointTier.NVME:
+            return self._load_staged(option)
+        return self.load(self.catalog, option.step)
+
+    def _load_memory(self, option: Option) -> Manifest:
+        """Copy this rank's part back, and give it to those who let this rank write it."""
+        slot = self._held()[option.step, option.attempt]
+        assert self.arena
+        assert self.snapshots
+        body = self.arena.label(slot)
+        assert body
+        self.snapshots.restore(slot)
+        all_or_none(lambda: spread(self.tensors()))
+        return Manifest(body["step"], body["attempt"], body["world_size"], body["state"], {})
+
+    def _load_staged(self, option: Option) -> Manifest:
+        """The parts lie on the disks of several nodes: put together what their records say, and read what is wanted."""
+        gathered = all_or_none(lambda: [s for s in self._staged() if s.attempt.name == option.attempt])
+        parts = {staged.rank: staged for found in gathered for staged in found}
+        ordered: list[Staged] = [parts[rank] for rank in sorted(parts)]
+
+        def read() -> Manifest:
+            manifest = _checked(ordered[0].attempt, ordered[0].state, [staged.part for staged in ordered])
+            read_into(self._places(self.catalog, option.step), manifest, self.tensors())
+            return manifest
+
+        manifest: Manifest = all_or_none(read)[0]
+        return manifest
+
+    def _committed(self, found: Manifest) -> Manifest:
+        """What the store knows of a state that came from a nearer tier."""
+
+        def known() -> Manifest | None:
+            if found.step not in self.catalog.steps():
+                return None
+            try:
+                return self.catalog.manifest(found.step)
+            except CheckpointCorrupt as error:
+                log.warning("checkpoint of step %d is unsound and set aside: %s", found.step, error)
+                self.catalog.set_aside(found.step)
+                return None
+
+        manifest: Manifest = agree(known) or replace(found, tensors={}, objects={})
+        return manifest
+
+    def _places(self, catalog: Catalog, step: int) -> list[Store]:
+        near = [self.staging.folder(step)] if self.staging else []
+        return [*near, catalog.folder(step)]
+
+    def _staged(self) -> list[Staged]:
+        return self.staging.found() if self.staging else []
+
+    def _held(self) -> dict[tuple[int, str], int]:
+        """The slots of memory that hold a whole snapshot, by step and attempt."""
+        labels = [(slot, self.arena.label(slot)) for slot in range(self.arena.slots)] if self.arena else []
+        return {(label["step"], label["attempt"]): slot for slot, label in labels if label}
+
+
+def _checked(attempt: Attempt, state: dict[str, Any], parts: list[Part]) -> Manifest:
+    """One manifest of all parts, as strictly looked at as one that was read. Raises CheckpointCorrupt."""
+    manifest = merge(attempt, state, parts)
+    return Manifest.from_json(manifest.to_json(), f"the staged step {attempt.step}")
