@@ -35,6 +35,7 @@ def memcpy(into: memoryview, source: memoryview) -> None:
 def write_direct(path: Path, data: memoryview) -> None:
     """All of `data` (whole blocks) into a file, past the page cache, and flushed; over what the file holds."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o644)
+    os.posix_fallocate(fd, 0, len(data))
     _in_chunks(len(data), lambda low, high: os.pwrite(fd, data[low:high], low))
     os.fsync(fd)
     os.close(fd)

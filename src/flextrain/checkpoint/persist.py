@@ -47,6 +47,7 @@ def _write_file(spares: Path, path: Path, memory: memoryview, size_bytes: int) -
         return _write_chunk(fd, memory, start, min(start + CHUNK_BYTES, size_bytes), own.buffer)
 
     try:
+        _reserve(fd, padded(size_bytes, BLOCK_BYTES))
         with ThreadPoolExecutor(THREADS, initializer=lambda: setattr(own, "buffer", huge_buffer(PIECE_BYTES))) as pool:
             hashes = tuple(pool.map(write, range(0, size_bytes, CHUNK_BYTES)))
         os.ftruncate(fd, size_bytes)
@@ -69,6 +70,16 @@ def open_direct(path: Path, flags: int) -> int:
         if error.errno != errno.EINVAL:  # what file systems without O_DIRECT answer
             raise
         return os.open(path, flags, 0o644)
+
+
+def _reserve(fd: int, size_bytes: int) -> None:
+    """Give a file its blocks: threads that write into them do not wait for each other as those do that lengthen it, and
+    a disk that is too full says so at once."""
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # what file systems answer that cannot
+            raise
 
 
 def _write_chunk(fd: int, memory: memoryview, start: int, stop: int, buffer: memoryview) -> str:
