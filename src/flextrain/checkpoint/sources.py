@@ -10,8 +10,11 @@ import os
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +26,14 @@ from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
 from flextrain.errors import CheckpointCorrupt, FlextrainError, StorageError
 from flextrain.storage import Store
 
-PIECE_BYTES = 4 << 20  # read at once from a file: fits the processor's cache, where it is hashed and copied
+DISK_THREADS = 8  # they do nothing but read, so that the disk is never left waiting; more of them are slower
+PIECE_BYTES = 4 << 20  # read at once from a disk
+AHEAD = 2  # pieces of a chunk that are being read or used at a time
+CACHED_PIECE_BYTES = 1 << 20  # read at once from the page cache: stays in the core's own, where it is hashed and copied
 LOST = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.ENXIO}  # where memory, descriptors or rights lack, it is not lost
 Bytes = NDArray[np.uint8]
 Use = Callable[[int, Bytes], None]
+Pieces = Generator[tuple[int, Bytes], None, None]
 
 
 def source_of(folder: Store, name: str, entry: ObjectEntry) -> "Source":
@@ -41,8 +48,6 @@ class Source(ABC):
     error that holds for every chunk of the object, once there is one.
     """
 
-    step_bytes = CHUNK_BYTES  # read at once
-
     def __init__(self, folder: Store, name: str, entry: ObjectEntry) -> None:
         self.folder, self.name, self.entry = folder, name, entry
         self.lost: FlextrainError | None = None
@@ -54,16 +59,17 @@ class Source(ABC):
         start = index * CHUNK_BYTES
         stop = min(start + CHUNK_BYTES, self.entry.size_bytes)
         digest = xxhash.xxh3_64()
-        for low in range(start, stop, self.step_bytes):
-            piece = self.read(low, min(self.step_bytes, stop - low))
-            digest.update(piece.data)
-            use(low, piece)
+        with closing(self.pieces(start, stop)) as pieces:
+            for low, piece in pieces:
+                digest.update(piece.data)
+                use(low, piece)
         if digest.hexdigest() != self.entry.chunks[index]:
             raise self.corrupt(f"differs from its hash between bytes {start} and {stop}")
 
     @abstractmethod
-    def read(self, start: int, length: int) -> Bytes:
-        """A piece, shorter where the object ends; valid until this thread reads the next."""
+    def pieces(self, start: int, stop: int) -> Pieces:
+        """The bytes from `start` to `stop`, fewer where the object ends before: pieces in order, and where each begins.
+        One is valid until the next is asked for."""
 
     @abstractmethod
     def open(self, *, cached: bool) -> None:
@@ -87,9 +93,9 @@ class InStore(Source):
     def close(self) -> None:
         pass
 
-    def read(self, start: int, length: int) -> Bytes:
+    def pieces(self, start: int, stop: int) -> Pieces:
         try:
-            return np.frombuffer(self.folder.get_range(self.name, start, length), np.uint8)
+            yield start, np.frombuffer(self.folder.get_range(self.name, start, stop - start), np.uint8)
         except StorageError as error:
             if self.folder.size(self.name) == self.entry.size_bytes:
                 raise  # the store ails, not the object
@@ -99,8 +105,6 @@ class InStore(Source):
 
 class InFile(Source):
     """An object of a local folder, read past the page cache where that does not hold it."""
-
-    step_bytes = PIECE_BYTES
 
     def __init__(self, folder: Store, name: str, entry: ObjectEntry) -> None:
         super().__init__(folder, name, entry)
@@ -117,6 +121,7 @@ class InFile(Source):
         except OSError as error:
             self.lost = self._unreadable(error)
             raise self.lost from error
+        self._disk = self._files.enter_context(ThreadPoolExecutor(DISK_THREADS))
         found = os.fstat(self._through_cache)
         if not stat.S_ISREG(found.st_mode) or found.st_size != self.entry.size_bytes:
             what = f"has {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "is no file"
@@ -127,21 +132,34 @@ class InFile(Source):
     def close(self) -> None:
         self._files.close()
 
-    def read(self, start: int, length: int) -> Bytes:
+    def pieces(self, start: int, stop: int) -> Pieces:
+        if not hasattr(self._own, "buffers"):
+            self._own.buffers = [huge_buffer(PIECE_BYTES) for _ in range(AHEAD)]
+        pages = self._resident[start // mmap.PAGESIZE : padded(stop, mmap.PAGESIZE) // mmap.PAGESIZE]
         try:
-            return self._read(start, length)
+            yield from (self._from_cache if len(pages) and pages.all() else self._from_disk)(start, stop)
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _read(self, start: int, length: int) -> Bytes:
-        if not hasattr(self._own, "buffer"):
-            self._own.buffer = huge_buffer(PIECE_BYTES)
-        view, done = self._own.buffer[: padded(length, BLOCK_BYTES)], 0
-        in_memory = self._resident[start // mmap.PAGESIZE : padded(start + length, mmap.PAGESIZE) // mmap.PAGESIZE]
-        fd = self._through_cache if len(in_memory) and in_memory.all() else self._direct
-        while done < length and (count := os.preadv(fd, [view[done:]], start + done)):
-            done += count
-        return np.frombuffer(view, np.uint8)[: min(done, length)]
+    def _from_cache(self, start: int, stop: int) -> Pieces:
+        for low in range(start, stop, CACHED_PIECE_BYTES):
+            length = min(CACHED_PIECE_BYTES, stop - low)
+            yield low, _read(self._through_cache, low, length, self._own.buffers[0])
+
+    def _from_disk(self, start: int, stop: int) -> Pieces:
+        """Other threads read the next piece while this one's is used."""
+        ahead: deque[tuple[int, Future[Bytes]]] = deque()
+        try:
+            for low, buffer in zip(range(start, stop, PIECE_BYTES), cycle(self._own.buffers), strict=False):
+                length = min(PIECE_BYTES, stop - low)
+                ahead.append((low, self._disk.submit(_read, self._direct, low, length, buffer)))
+                if len(ahead) == AHEAD:
+                    first, read = ahead.popleft()
+                    yield first, read.result()
+            for first, read in ahead:
+                yield first, read.result()
+        finally:
+            wait([read for _, read in ahead])  # where one failed, the buffers are still being filled
 
     def _unreadable(self, error: OSError) -> CheckpointCorrupt | StorageError:
         """A file that is gone, no file, or on a bad block is lost; where memory, descriptors or rights lack, not."""
@@ -151,6 +169,14 @@ class InFile(Source):
             return self.corrupt(f"cannot be read ({error.strerror})")
         url = self.folder.url_of(self.name)
         return StorageError(f"{url}: {error.strerror}", number=4, remedy="check the path and the permissions")
+
+
+def _read(fd: int, start: int, length: int, buffer: memoryview) -> Bytes:
+    """Bytes of a file in `buffer`, fewer where it ends."""
+    view, done = buffer[: padded(length, BLOCK_BYTES)], 0
+    while done < length and (count := os.preadv(fd, [view[done:]], start + done)):
+        done += count
+    return np.frombuffer(view, np.uint8)[: min(done, length)]
 
 
 def open_below(root: Path, name: str, flags: int = 0) -> int:
