@@ -79,22 +79,6 @@ def _reserve(fd: int, size_bytes: int) -> None:
             raise
 
 
-<<<<<<< HEAD
-def _write_chunk(fd: int, memory: memoryview, start: int, stop: int, buffer: memoryview) -> str:
-    """Write memory[start:stop], filled up to a whole block, by way of `buffer`; returns its hash."""
-    digest = xxhash.xxh3_64()
-    for low in range(start, stop, PIECE_BYTES):
-        size_bytes = min(PIECE_BYTES, stop - low)
-        piece = buffer[: padded(size_bytes, BLOCK_BYTES)]
-        source = memory[low : low + size_bytes]
-        np.copyto(
-            np.frombuffer(piece[:size_bytes], np.uint8), np.frombuffer(source, np.uint8)
-        )  # lets other threads run
-        digest.update(piece[:size_bytes])
-        _write_all(fd, piece, low)
-    found: str = digest.hexdigest()
-    return found
-=======
 def _write_chunks(fd: int, memory: memoryview, size_bytes: int) -> tuple[str, ...]:
     """Write memory[:size_bytes], and anything up to the next block; returns the hash of each chunk."""
     starts = range(0, size_bytes, CHUNK_BYTES)
@@ -126,7 +110,6 @@ def _hash_and_send(fd: int, memory: memoryview, starts: Iterator[int], disk: Thr
         if written:
             written.result()
     return hashes
->>>>>>> 214a398 (A disk is read and written by threads that do nothing else)
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
