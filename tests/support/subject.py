@@ -13,7 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, chunks, manifest, persist, reader, sources, transfer
+from flextrain.checkpoint import (
+    Catalog,
+    CheckpointSaver,
+    Keep,
+    chunks,
+    generation,
+    manifest,
+    persist,
+    reader,
+    sources,
+    transfer,
+)
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.shards import boxes_to_write, model_state
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
@@ -59,6 +70,7 @@ class Subject:
 
     def __init__(self, root: Path | str, seed: int, keep: int = 2, timeout_s: float = 20.0) -> None:
         self.seed, self.keep, self.root, self.timeout_s = seed, keep, str(root), timeout_s
+        self.gang = ""
         self.model = Tiny(rows=random.Random(seed).randrange(1, 97))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.catalog = Catalog(open_store(root))
@@ -74,11 +86,15 @@ class Subject:
             for tensor in model_state(self.model).values():
                 tensor.copy_(torch.randint(-(2**15), 2**15, tensor.shape, generator=generator))
 
+    def claim(self) -> None:
+        """Take the place over, as a run does that starts there: saves from now on are of a generation of its own."""
+        self.gang = generation.claim(self.catalog.store, uuid.uuid4().hex) + "-"
+
     def request(self, step: int, slot: int = 0, attempt: str = "") -> Request:
         """Ask for `step`, of which a snapshot is taken now."""
         self.become(step)
         self.snapshots.take(slot)
-        name = attempt or uuid.uuid4().hex
+        name = attempt or f"{self.gang}{uuid.uuid4().hex}"
         return Request(self.root, slot, step, name, 0, 1, Keep(self.keep), self.timeout_s, {"step": step})
 
     def save(self, step: int, attempt: str = "") -> dict[str, Any]:
@@ -124,10 +140,10 @@ class Subject:
         for step in self.catalog.steps():
             attempt = self.catalog.manifest(step).attempt
             known |= {
-                f"step-{step:08d}/{attempt}/{name}" for name in ("rank-00000.bin", "rank-00000.json", "failed.json")
+                f"step-{step:08d}/{attempt}/{name}" for name in ("rank-00000.bin", "rank-00000.json", "verdict.json")
             }
         files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-        return {name for name in files - known if not name.startswith(persist.SPARES)}
+        return {name for name in files - known if not name.startswith((persist.SPARES, generation.FOLDER))}
 
     def close(self) -> None:
         self.saver.close()

@@ -2,16 +2,18 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from flextrain.checkpoint.chunks import Places, in_order
+from flextrain.checkpoint.generation import standing
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.persist import SPARES, flush, keep_spare
-from flextrain.checkpoint.retention import Keep, numbers, orphaned_attempts, steps_to_delete
+from flextrain.checkpoint.retention import ORPHAN_AGE_S, Keep, numbers, orphaned_attempts, steps_to_delete
+from flextrain.checkpoint.verdict import condemn, verdict_key
 from flextrain.errors import AlreadyExists, CheckpointCorrupt, CheckpointError, FlextrainError, StorageError
-from flextrain.storage import Store, open_store
+from flextrain.storage import Entry, Store, open_store
 
 MANIFEST = "manifest.json"
 SET_ASIDE = "manifest.unsound.json"
@@ -49,7 +51,7 @@ class Catalog:
 
     def steps(self) -> list[int]:
         """Committed steps, oldest first."""
-        return sorted(step for step, parts, _ in self._objects() if parts == [MANIFEST])
+        return sorted(step for step, parts, _ in _objects(self.store.list()) if parts == [MANIFEST])
 
     def url_of(self, step: int) -> str:
         return self.store.url_of(step_folder(step))
@@ -83,7 +85,8 @@ class Catalog:
 
     def doomed(self, keep: Keep | None) -> Doomed:
         """What `retire` would delete; None keeps every committed checkpoint."""
-        objects = list(self._objects())
+        entries = self.store.list()
+        objects = list(_objects(entries))
         committed = {step: written_s for step, parts, written_s in objects if parts == [MANIFEST]}
         steps = steps_to_delete(self._metrics(committed, keep), keep) if keep else []
         last_write: dict[tuple[int, str], float] = {}
@@ -95,11 +98,12 @@ class Catalog:
             for step, attempt in last_write
             if step in committed and len([s for s, _ in last_write if s == step]) > 1
         }
-        owners: dict[int, str] = {}
-        for step, attempt in last_write:
-            if step in committed and (owner := _attempt_of(self.folder(step)) if step in contested else attempt):
-                owners[step] = owner  # of an unsound manifest nothing is known: age decides
-        return Doomed(steps, orphaned_attempts(last_write, owners, time.time()))
+        owners = {
+            step: self._owner(step) if step in contested else attempt
+            for step, attempt in last_write
+            if step in committed
+        }
+        return Doomed(steps, orphaned_attempts(last_write, owners, time.time(), standing(entries)))
 
     def numbers(self, step: int, committed_s: float) -> dict[str, float]:
         """The numbers in the state of a checkpoint committed at `committed_s`: read once, as a manifest may be large.
@@ -127,7 +131,7 @@ class Catalog:
         for step in doomed.steps:
             self.delete(step)
         for step, attempt in doomed.attempts:
-            self._delete_below(step, attempt)
+            self._delete_attempt(step, attempt)
 
     def delete(self, step: int) -> None:
         """Remove a checkpoint, manifest first. In a folder its files are kept aside for the next one to write over."""
@@ -152,16 +156,30 @@ class Catalog:
             folder.put(SET_ASIDE, folder.get(MANIFEST))
         folder.delete([MANIFEST])
 
-    def _delete_below(self, step: int, prefix: str) -> None:
-        folder = self.folder(step)
-        folder.delete([entry.key for entry in folder.list(prefix)])
+    def _owner(self, step: int) -> str | None:
+        """The attempt that a committed step's manifest names; None where it is unsound, or was retired meanwhile."""
+        try:
+            return self.manifest(step).attempt
+        except CheckpointError:
+            return None
 
-    def _objects(self) -> Iterator[tuple[int, list[str], float]]:
-        for entry in self.store.list():
-            head, _, rest = entry.key.partition("/")
-            match = STEP_FOLDER.match(head)
-            if match and rest:
-                yield int(match[1]), rest.split("/"), entry.modified.timestamp()
+    def _delete_attempt(self, step: int, attempt: str) -> None:
+        """Remove an attempt's objects once it is condemned, the verdict last: its writer may wake at any moment."""
+        folder = self.folder(step)
+        entries = folder.list(attempt)
+        written_s = max((entry.modified.timestamp() for entry in entries), default=0.0)
+        if condemn(folder, attempt) or time.time() - written_s > ORPHAN_AGE_S:
+            folder.delete([entry.key for entry in entries if entry.key != verdict_key(attempt)])
+            folder.delete([verdict_key(attempt)])
+
+
+def _objects(entries: Iterable[Entry]) -> Iterator[tuple[int, list[str], float]]:
+    """(step, path below its folder, time of last write) of what lies in folders of steps."""
+    for entry in entries:
+        head, _, rest = entry.key.partition("/")
+        match = STEP_FOLDER.match(head)
+        if match and rest:
+            yield int(match[1]), rest.split("/"), entry.modified.timestamp()
 
 
 def read_manifest(folder: Store) -> Manifest:
@@ -216,9 +234,10 @@ def create_manifest(folder: Store, manifest: Manifest) -> None:
         if _attempt_of(folder) != manifest.attempt:  # else it was created, and the answer was lost
             raise
     if folder.local_root:
-        flush(folder.local_root / MANIFEST)
-        flush(folder.local_root)
-        flush(folder.local_root.parent)
+        with suppress(FileNotFoundError):  # a run that took over has retired it already, for newer ones
+            flush(folder.local_root / MANIFEST)
+            flush(folder.local_root)
+            flush(folder.local_root.parent)
 
 
 def taken(folder: Store) -> CheckpointError:

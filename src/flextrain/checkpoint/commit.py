@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flextrain.checkpoint.arena import Layout
-from flextrain.checkpoint.catalog import MANIFEST, Catalog, taken
+from flextrain.checkpoint.catalog import MANIFEST, Catalog, check_objects, taken
+from flextrain.checkpoint.generation import refuse_superseded
 from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
 from flextrain.checkpoint.retention import Keep
+from flextrain.checkpoint.verdict import error_of, give_up, settle
 from flextrain.errors import CheckpointError, FlextrainError, StorageError, unpack
 from flextrain.log import get_logger
 from flextrain.storage import Store
@@ -64,10 +66,6 @@ class Attempt:
     def data(self, rank: int) -> str:
         return f"{self.name}/rank-{rank:05d}.bin"
 
-    @property
-    def failed(self) -> str:
-        return f"{self.name}/failed.json"
-
 
 def merge(attempt: Attempt, state: dict[str, Any], parts: list[Part]) -> Manifest:
     """One manifest from what every rank wrote. Pure."""
@@ -88,11 +86,15 @@ def sign_off(catalog: Catalog, attempt: Attempt, rank: int, part: Part | Flextra
 
 
 def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
-    """Every rank's part, in order; raises the first error signed off, or CheckpointError after `timeout_s`."""
+    """Every rank's part, in order; raises the first error signed off, or CheckpointError after `timeout_s` and as soon
+    as the place was taken over."""
     folder, records = catalog.folder(attempt.step), [attempt.record(rank) for rank in range(attempt.world_size)]
     found: dict[str, Part] = {}
     deadline = time.monotonic() + timeout_s
     while True:
+        refuse_superseded(
+            catalog.store, attempt.name
+        )  # first: else a part that was removed for it looks like a bad disk
         for key in {entry.key for entry in folder.list(attempt.name)}.intersection(records) - found.keys():
             part = signed_off(catalog, attempt, records.index(key))
             if isinstance(part, FlextrainError):
@@ -111,23 +113,39 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
 def commit(catalog: Catalog, attempt: Attempt, state: dict[str, Any], keep: Keep, timeout_s: float) -> Manifest:
     """Rank 0's half: gather, commit, retire what is too old. Where it fails, all others are told.
 
+    A writer whose generation was superseded commits nothing any more, and deletes nothing.
     It may be the second life of a killed writer: what the first one decided, and others have seen, stays decided.
     """
     try:
         manifest = decided(catalog, attempt)
         if manifest is None:
             manifest = merge(attempt, state, gather(catalog, attempt, timeout_s))
+            refuse_superseded(catalog.store, attempt.name)
+            _settle(catalog, attempt, manifest)
             catalog.commit(manifest)
     except Exception as error:
         told = explained(error, f"rank 0 could not commit step {attempt.step}")
         with suppress(StorageError):  # where even this cannot be written, the others wait for their timeout
-            catalog.folder(attempt.step).put(attempt.failed, json.dumps(told.pack()).encode())
+            give_up(catalog.folder(attempt.step), attempt.name, told)
         raise told from error
     try:
+        refuse_superseded(catalog.store, attempt.name)
         catalog.retire(keep)
     except (FlextrainError, OSError) as error:  # what is committed is committed; the next save tries again
         log.warning("step %d is committed, but older ones could not be deleted: %s", attempt.step, error)
     return manifest
+
+
+def _settle(catalog: Catalog, attempt: Attempt, manifest: Manifest) -> None:
+    """See that no part was removed nor will be. Raises CheckpointError, which says why the attempt came to nothing."""
+    folder = catalog.folder(attempt.step)
+    try:
+        settle(folder, attempt.name)
+        check_objects(folder, manifest)
+    except CheckpointError:
+        refuse_superseded(catalog.store, attempt.name)
+        decided(catalog, attempt)
+        raise
 
 
 def decided(catalog: Catalog, attempt: Attempt) -> Manifest | None:
@@ -138,10 +156,9 @@ def decided(catalog: Catalog, attempt: Attempt) -> Manifest | None:
         if manifest.attempt != attempt.name:
             raise taken(folder)
         return manifest
-    failed = _get(folder, attempt.failed)
-    if failed is None:
-        return None
-    raise unpack(json.loads(failed))
+    if error := error_of(folder, attempt.name):
+        raise error
+    return None
 
 
 def signed_off(catalog: Catalog, attempt: Attempt, rank: int) -> Part | FlextrainError | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from flextrain.checkpoint.generation import Standing, generation_of
 from flextrain.config.schema import CheckpointConfig
 from flextrain.errors import CheckpointError
 
@@ -73,17 +74,28 @@ def steps_to_delete(committed: Mapping[int, float | None], keep: Keep) -> list[i
 
 def orphaned_attempts(
     attempts: Mapping[tuple[int, str], float],
-    committed: Mapping[int, str],
+    committed: Mapping[int, str | None],
     now_s: float,
+    newest: Standing | None = None,
     max_age_s: float = ORPHAN_AGE_S,
 ) -> list[tuple[int, str]]:
-    """Attempts, (step, attempt id) -> time of last write, that no manifest names and nobody can still be writing.
+    """Attempts, (step, attempt id) -> time of last write, that no manifest names and that cannot be committed any more.
 
-    An attempt that lost its step to another one is dead at once where the winner is committed; any other is left alone
-    until `max_age_s` after its last write, since its writer may live.
+    `committed` has the attempt that the manifest of each committed step names, None where that cannot be told. Dead at
+    once are attempts that lost their step to another, and those of generations before the `newest`. Those of the newest
+    are never dead while its lease is live. For all others, whose writer may live, `max_age_s` after their last write
+    decides.
     """
-    return sorted(
-        key
-        for key, written_s in attempts.items()
-        if committed.get(key[0]) != key[1] and (key[0] in committed or now_s - written_s > max_age_s)
-    )
+
+    def dead(step: int, attempt: str, written_s: float) -> bool:
+        winner, own = committed.get(step), generation_of(attempt)
+        if winner is not None:
+            return attempt != winner
+        if step not in committed and own is not None and newest is not None:
+            if own < newest.number:
+                return True
+            if own == newest.number and newest.is_live(now_s):
+                return False
+        return now_s - written_s > max_age_s
+
+    return sorted(key for key, written_s in attempts.items() if dead(*key, written_s))

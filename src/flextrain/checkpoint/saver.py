@@ -9,6 +9,7 @@ from torch import nn
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
+from flextrain.checkpoint.generation import claim
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.recovery import Recovery
 from flextrain.checkpoint.retention import Keep
@@ -54,12 +55,20 @@ class Saver:
         self._writer: Writer | None = None
         self._unsent: tuple[Request, CheckpointTier] | None = None
         self._busy: dict[str, int] = {}  # slots that the writer reads, by attempt
+        self._gang: str | None = None  # begins the names of this saver's attempts
 
     def prepare(self) -> None:
         """Allocate and touch the shared memory and start the writer, so that the first save is as fast as any other."""
         if self._writer is None:
+            self.claim()
             all_or_none(self._start)
-            self._gang, self._count = agree(lambda: uuid.uuid4().hex), 0
+
+    def claim(self) -> None:
+        """Take the place over: no saver that claimed it before can commit there any more. `prepare` does it; before a
+        resumption it keeps others from committing what that would miss. Raises StorageError where it cannot be written.
+        """
+        if self._gang is None:
+            self._gang, self._count = agree(lambda: claim(self.catalog.store, uuid.uuid4().hex)), 0
 
     def _start(self) -> None:
         self._snapshots = self._snapshots or self._bind()
@@ -172,7 +181,7 @@ class Saver:
         """End the writer; what it has not committed is lost. Snapshots in memory stay as long as this object."""
         if self._writer:
             self._writer.close()
-            self._writer = None
+            self._writer = self._gang = None
 
     def resume(self) -> Manifest | None:
         """Load the newest sound state of memory, node's disk and store; None where there is none. See `Recovery`."""

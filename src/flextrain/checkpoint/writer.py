@@ -36,6 +36,7 @@ from flextrain.checkpoint.commit import (
     sign_off,
     signed_off,
 )
+from flextrain.checkpoint.generation import leased
 from flextrain.checkpoint.persist import persist
 from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.staging import Staging, spoilt
@@ -272,6 +273,11 @@ def stage(request: Request, arena: Arena) -> dict[str, Any]:
 def finish(request: Request, arena: Arena) -> dict[str, Any]:
     """Bring a snapshot to the store, sign off, and see the attempt committed. Raises FlextrainError, after telling the
     other ranks."""
+    with leased(open_store(request.root), request.attempt, request.rank):
+        return _finish(request, arena)
+
+
+def _finish(request: Request, arena: Arena) -> dict[str, Any]:
     catalog, attempt = Catalog(open_store(request.root)), _attempt(request)
     part = signed_off(catalog, attempt, request.rank)  # by an earlier life of this writer
     if part is None:

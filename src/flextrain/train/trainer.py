@@ -93,6 +93,7 @@ class DistributedTrainer:
     def _train(self, tracker: Tracker) -> Progress:
         optimizer = build_optimizer(self._parallel.plain, self.config.training)
         self._saver = saver = self._make_saver(optimizer)
+        saver.claim()
         resumed = self._resume(saver)
         saved = resumed[0].state if resumed else {}
         plan = plan_data(self.config, self._dataset, self.world.size, saved.get("data"))

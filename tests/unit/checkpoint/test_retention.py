@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flextrain.checkpoint.generation import Standing, generation_of
 from flextrain.checkpoint.retention import ORPHAN_AGE_S, Keep, numbers, orphaned_attempts, steps_to_delete
 from flextrain.errors import CheckpointError
 
@@ -86,19 +87,33 @@ def test_a_metric_must_be_a_number_of_the_state() -> None:
         Keep(1, best_n=1, metric="los").check(state)
 
 
-ATTEMPTS = st.dictionaries(st.tuples(st.integers(0, 5), st.sampled_from("abc")), st.floats(0, 10_000))
+NAMES = st.sampled_from(["a", "b", "g00000001-a", "g00000002-a", "g00000002-b", "g00000003-a"])
+ATTEMPTS = st.dictionaries(st.tuples(st.integers(0, 5), NAMES), st.floats(0, 10_000))
+STANDINGS = st.none() | st.builds(Standing, st.integers(1, 3), st.none() | st.floats(0, 20_000))
 
 
-@given(ATTEMPTS, st.dictionaries(st.integers(0, 5), st.sampled_from("abc")), st.floats(0, 20_000))
-def test_what_is_committed_or_may_still_be_written_is_never_an_orphan(
-    attempts: dict[tuple[int, str], float], committed: dict[int, str], now_s: float
+@given(ATTEMPTS, st.dictionaries(st.integers(0, 5), st.none() | NAMES), st.floats(0, 20_000), STANDINGS)
+def test_an_attempt_is_an_orphan_exactly_when_it_cannot_be_committed_any_more(
+    attempts: dict[tuple[int, str], float], committed: dict[int, str | None], now_s: float, newest: Standing | None
 ) -> None:
-    orphans = orphaned_attempts(attempts, committed, now_s)
-    for step, attempt in orphans:
-        assert committed.get(step) != attempt
-        assert step in committed or now_s - attempts[step, attempt] > ORPHAN_AGE_S
+    orphans = orphaned_attempts(attempts, committed, now_s, newest)
+    assert orphans == sorted(set(orphans))
+    assert set(orphans) <= set(attempts)
     for (step, attempt), written_s in attempts.items():
-        if step in committed and committed[step] != attempt:
-            assert (step, attempt) in orphans
-        if step not in committed and now_s - written_s > ORPHAN_AGE_S:
-            assert (step, attempt) in orphans
+        dead = (step, attempt) in orphans
+        own = generation_of(attempt)
+        if committed.get(step) is not None:
+            assert dead == (attempt != committed[step])
+        elif step in committed or own is None or newest is None or own > newest.number:
+            assert dead == (now_s - written_s > ORPHAN_AGE_S)
+        elif own < newest.number:
+            assert dead
+        else:
+            assert dead == (now_s - written_s > ORPHAN_AGE_S and not newest.is_live(now_s))
+
+
+@given(ATTEMPTS, st.floats(0, 20_000), STANDINGS)
+def test_a_lease_only_ever_protects(attempts: dict[tuple[int, str], float], now_s: float, newest: Standing) -> None:
+    live = Standing(newest.number if newest else 3, now_s)
+    silent = Standing(live.number)
+    assert set(orphaned_attempts(attempts, {}, now_s, live)) <= set(orphaned_attempts(attempts, {}, now_s, silent))
