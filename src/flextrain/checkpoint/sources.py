@@ -95,7 +95,9 @@ class InStore(Source):
 
     def pieces(self, start: int, stop: int) -> Pieces:
         try:
-            yield start, np.frombuffer(self.folder.get_range(self.name, start, stop - start), np.uint8)
+            for piece in self.folder.stream_range(self.name, start, stop - start):
+                yield start, np.frombuffer(piece, np.uint8)
+                start += len(piece)
         except StorageError as error:
             if self.folder.size(self.name) == self.entry.size_bytes:
                 raise  # the store ails, not the object

@@ -4,18 +4,22 @@ Nothing is copied: a part is read where it lies when it is sent, and again when 
 appears at its key when every part has arrived, and not at all where one does not.
 """
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import xxhash
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-from flextrain.checkpoint.arena import padded
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
+from flextrain.errors import StorageError
 from flextrain.storage import Store
-from flextrain.storage.store import PART_BYTES
 
-MAX_PARTS = 10_000  # of one object, on S3 and on Google's
+PAUSES_S = (5.0, 20.0)  # at most so long before a second and a third try
+HOPELESS = (PermissionDeniedError, UnauthenticatedError)
+_pause = time.sleep
 
 
 class Bandwidth:
@@ -44,14 +48,34 @@ class Bandwidth:
 def upload(
     folder: Store, name: str, memory: memoryview, size_bytes: int, *, limit: Bandwidth | None = None
 ) -> ObjectEntry:
-    """Make `memory[:size_bytes]` object `name` of `folder`. The memory must not change before this returns.
+    """Make `memory[:size_bytes]` object `name` of `folder`. The memory must not change before this returns, and `name`
+    must be nobody else's.
 
-    Raises StorageError where the store gives no way after retries (see `storage.store`); nothing is at `name` then.
+    Raises StorageError where the store gives no way after retries; nothing is at `name` then, or all of it. Single
+    requests are repeated as `storage.connect` says. What that cannot mend, such as a lost answer to a multipart
+    upload's completion, or a server overloaded for longer, is met by starting over, twice.
     """
-    hashes: list[str] = []
-    part_bytes = max(PART_BYTES, padded(-(-size_bytes // MAX_PARTS), 1 << 20))
-    folder.put_stream(name, _hashed(memory[:size_bytes], hashes, limit), part_bytes)
+    for pause_s in (*PAUSES_S, None):
+        hashes: list[str] = []
+        try:
+            folder.put_stream(name, _hashed(memory[:size_bytes], hashes, limit), size_bytes)
+            break
+        except StorageError as error:
+            if isinstance(error.__cause__, HOPELESS):
+                raise
+            if _is_there(folder, name, size_bytes):
+                break
+            if pause_s is None:
+                raise
+        _pause(random.uniform(0, pause_s))
     return ObjectEntry(size_bytes, tuple(hashes))
+
+
+def _is_there(folder: Store, name: str, size_bytes: int) -> bool:
+    """Whether the object came about all the same. Its parts had all been taken, or it would not."""
+    with suppress(StorageError):
+        return folder.size(name) == size_bytes
+    return False
 
 
 def _hashed(memory: memoryview, hashes: list[str], limit: Bandwidth | None) -> Iterator[memoryview]:

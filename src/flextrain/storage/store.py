@@ -2,21 +2,25 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, MemoryStore, from_url
+from obstore.store import LocalStore, MemoryStore
 
 from flextrain.errors import AlreadyExists, StorageError
+from flextrain.storage.connect import connect
 
 REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "memory")
 DOWNLOAD_CHUNK_BYTES = 16 << 20
 PART_BYTES, PARTS_AT_ONCE = 16 << 20, 8
+MAX_PARTS = 10_000  # of one object, on S3 and on Google's
+PIECE_BYTES = 256 << 10  # of a stream: still in the processor's cache when it is used
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,24 @@ class Store:
                 self._folder.mkdir(parents=True, exist_ok=True)
             obstore.put(self._backend, self._key(key), data, **({"mode": "create"} if create else {}))
 
-    def put_stream(self, key: str, chunks: Iterator[bytes | memoryview], part_bytes: int = PART_BYTES) -> None:
+    def put_stream(self, key: str, chunks: Iterator[bytes | memoryview], size_bytes: int | None = None) -> None:
         """Write an object from pieces that are made on the way; nothing appears at `key` where one of them fails.
 
-        They are sent as parts, PARTS_AT_ONCE at a time and without a copy: what is behind them must not change.
+        They are sent as parts, PARTS_AT_ONCE at a time and without a copy: what is behind them must not change. An
+        object of more than MAX_PARTS * PART_BYTES must name its `size_bytes`; a small one that does is sent at once.
         """
+        fitting = -(-(size_bytes or 0) // MAX_PARTS)
         with self._explain(key):
             if self._folder:
                 self._folder.mkdir(parents=True, exist_ok=True)
-            obstore.put(self._backend, self._key(key), chunks, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
+            obstore.put(
+                self._backend,
+                self._key(key),
+                chunks,
+                use_multipart=size_bytes is None or size_bytes > PART_BYTES,
+                chunk_size=max(PART_BYTES, fitting),
+                max_concurrency=PARTS_AT_ONCE,
+            )
 
     def get(self, key: str) -> bytes:
         with self._explain(key):
@@ -81,12 +94,19 @@ class Store:
         with self._explain(key):
             view = memoryview(obstore.get_range(self._backend, self._key(key), start=start, length=length))
         if len(view) != length:
-            raise StorageError(
-                f"{self.url_of(key)} ends before byte {start + length}",
-                number=3,
-                remedy="the object is truncated; restore it or use an older one",
-            )
+            raise self._truncated(key, start + length)
         return view
+
+    def stream_range(self, key: str, start: int, length: int) -> Iterator[bytes]:
+        """The bytes that `get_range` gives, piece by piece as they arrive."""
+        left = length
+        with self._explain(key):
+            result = obstore.get(self._backend, self._key(key), options={"range": (start, start + length)})
+            for piece in result.stream(min_chunk_size=PIECE_BYTES):
+                left -= len(piece)
+                yield piece
+        if left:
+            raise self._truncated(key, start + length)
 
     def size(self, key: str) -> int | None:
         """Bytes of an object, or None where it does not exist."""
@@ -117,13 +137,21 @@ class Store:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those already gone are no error."""
-        for key in keys:
-            try:
-                with self._explain(key):
-                    obstore.delete(self._backend, self._key(key))
-            except StorageError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
+        paths = {self._key(key): key for key in keys}
+        try:
+            if paths:
+                with self._explain(""):
+                    obstore.delete(self._backend, list(paths))
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._delete_each(paths)
+
+    def _delete_each(self, paths: dict[str, str]) -> None:
+        """For stores that stop at the first that is gone."""
+        for path, key in paths.items():
+            with self._explain(key), suppress(FileNotFoundError):
+                obstore.delete(self._backend, path)
 
     def download(self, key: str, path: Path) -> None:
         """Copy an object to a local file, whole or not at all; memory stays at one chunk."""
@@ -137,12 +165,17 @@ class Store:
         finally:
             partial.unlink(missing_ok=True)
 
-    @property
+    @cached_property
     def _backend(self) -> Any:
+        """Raises where the folder does not exist, as often as it is asked for."""
         return LocalStore(self._folder, automatic_cleanup=True) if self._folder else self._remote
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}".strip("/") if self._prefix else key
+
+    def _truncated(self, key: str, end: int) -> StorageError:
+        remedy = "the object is truncated; restore it or use an older one"
+        return StorageError(f"{self.url_of(key)} ends before byte {end}", number=3, remedy=remedy)
 
     @contextmanager
     def _explain(self, key: str) -> Iterator[None]:
@@ -177,7 +210,8 @@ def _remedy(reason: str) -> str:
 def open_store(url: str | Path) -> Store:
     """The store at a folder or `s3://`, `gs://`, `az://`, `memory://` URL. Nothing is contacted yet.
 
-    S3 takes credentials as boto3 would (environment, profile, instance role) and honours AWS_ENDPOINT_URL[_S3].
+    S3 takes credentials as boto3 would (environment, profile, instance role) and honours AWS_ENDPOINT_URL[_S3]; Google
+    and Azure theirs from GOOGLE_* and AZURE_STORAGE_*. docs/stores.md lists them, and how to name an emulator.
     Raises StorageError for a scheme it does not know, and where there are no credentials.
     """
     url = str(url)
@@ -197,7 +231,7 @@ def open_store(url: str | Path) -> Store:
     if not bucket:
         raise StorageError(f"{url} names no bucket", number=6, remedy=f"write {scheme}://BUCKET/PREFIX")
     try:
-        backend = _connect(scheme, bucket)
+        backend = connect(scheme, bucket)
     except Exception as error:  # botocore and obstore have their own families: no credentials, no such profile, …
         reason = str(error).split("\n")[0][:300]
         raise StorageError(
@@ -206,23 +240,3 @@ def open_store(url: str | Path) -> Store:
             remedy="set up credentials (AWS_ACCESS_KEY_ID…, a profile or an instance role)",
         ) from error
     return Store(url, backend, prefix.strip("/"))
-
-
-def _connect(scheme: str, bucket: str) -> Any:
-    retry = {"max_retries": 4}
-    if scheme != "s3":
-        return from_url(f"{scheme}://{bucket}", retry_config=retry)
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
-    provider = Boto3CredentialProvider()
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    options: dict[str, Any] = {"endpoint": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
-    client = {"allow_http": True} if endpoint and endpoint.startswith("http://") else {}
-    region = provider.config.get("region") or os.environ.get("AWS_REGION") or "us-east-1"
-    return from_url(
-        f"s3://{bucket}",
-        config={**options, "region": region},
-        client_options=client,
-        retry_config=retry,
-        credential_provider=provider,
-    )

@@ -5,7 +5,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def test_an_object_behind_a_link_is_refused_even_alone(tmp_path: Path) -> None:
 
 def test_a_bad_block_costs_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies(tmp_path)
-    preadv, get_range = os.preadv, Store.get_range
+    preadv, stream_range = os.preadv, Store.stream_range
     fetched: list[int] = []
 
     def ailing(fd: int, views: Any, start: int) -> int:
@@ -157,12 +157,12 @@ def test_a_bad_block_costs_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(fd, views, start)
 
-    def counted(store: Store, key: str, start: int, length: int) -> memoryview:
+    def counted(store: Store, key: str, start: int, length: int) -> Iterator[bytes]:
         fetched.append(start)
-        return get_range(store, key, start, length)
+        return stream_range(store, key, start, length)
 
     monkeypatch.setattr(os, "preadv", ailing)
-    monkeypatch.setattr(Store, "get_range", counted)
+    monkeypatch.setattr(Store, "stream_range", counted)
     copies.load()
     assert fetched == [CHUNK_BYTES]
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import xxhash
+from obstore.exceptions import PermissionDeniedError
 from tests.support.s3 import Bucket, bucket, s3_endpoint
 
 from flextrain.checkpoint import transfer
 from flextrain.checkpoint.transfer import Bandwidth, upload
 from flextrain.errors import StorageError
-from flextrain.storage import Store, open_store
+from flextrain.storage import Store, open_store, store
 
 __all__ = ["bucket", "s3_endpoint"]
 CHUNK = 3 << 20
@@ -31,6 +32,7 @@ class Clock:
 @pytest.fixture(params=["memory", "s3"])
 def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(transfer, "_pause", lambda seconds: None)
     if request.param == "memory":
         return open_store("memory://bucket").child("run")
     made: Bucket = request.getfixturevalue("bucket")
@@ -51,33 +53,70 @@ def test_what_is_uploaded_comes_back_and_every_chunk_has_its_hash(folder: Store)
     assert (entry.size_bytes, entry.chunks) == (SIZE, tuple(xxhash.xxh3_64_hexdigest(chunk) for chunk in chunks))
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = folder.put_stream
+@pytest.mark.parametrize("size_bytes", [0, 1, 5000])
+def test_a_small_object_is_one_request(folder: Store, size_bytes: int) -> None:
+    data = content()
+    upload(folder, "small", memoryview(data), size_bytes)
+    assert folder.get("small") == data[:size_bytes]
 
-    def torn(key: str, chunks: Iterator[Any], part_bytes: int) -> None:
+
+def test_an_upload_that_breaks_off_leaves_nothing(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, tries = folder.put_stream, []
+
+    def torn(key: str, chunks: Iterator[Any], size_bytes: int) -> None:
         def some() -> Iterator[Any]:
             for count, chunk in enumerate(chunks):
                 if count == 9:
                     raise StorageError("the line is dead", number=4)
                 yield chunk
 
-        whole(key, some(), part_bytes)
+        tries.append(key)
+        whole(key, some(), size_bytes)
 
     monkeypatch.setattr(folder, "put_stream", torn)
     with pytest.raises(StorageError, match="the line is dead"):
         upload(folder, "torn", memoryview(content()), SIZE)
-    assert folder.list() == []
+    assert (len(tries), folder.list()) == (3, [])
 
 
-@pytest.mark.parametrize(("size_mb", "part_mb"), [(1, 16), (160_000, 16), (160_001, 17), (5_000_000, 500)])
+def test_a_refusal_is_final(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def refused(key: str, chunks: Iterator[Any], size_bytes: int) -> None:
+        tries.append(key)
+        raise StorageError("no access", number=4) from PermissionDeniedError("403")
+
+    monkeypatch.setattr(folder, "put_stream", refused)
+    with pytest.raises(StorageError, match="no access"):
+        upload(folder, "refused", memoryview(content()), SIZE)
+    assert len(tries) == 1
+
+
+def test_an_answer_that_was_lost_is_looked_up(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, tries = folder.put_stream, []
+
+    def unheard(key: str, chunks: Iterator[Any], size_bytes: int) -> None:
+        tries.append(key)
+        whole(key, chunks, size_bytes)
+        raise StorageError("no answer", number=4)
+
+    monkeypatch.setattr(folder, "put_stream", unheard)
+    data = content()
+    entry = upload(folder, "there", memoryview(data), SIZE)
+    assert (len(tries), len(entry.chunks), folder.get("there")) == (1, -(-SIZE // CHUNK), data[:SIZE])
+
+
+@pytest.mark.parametrize(
+    ("size_mb", "part_bytes"), [(17, 16 << 20), (160_000, 16 << 20), (160_001, 16777321), (5_000_000, 524_288_000)]
+)
 def test_parts_grow_with_the_object_so_that_no_more_than_ten_thousand_are_needed(
-    monkeypatch: pytest.MonkeyPatch, size_mb: int, part_mb: int
+    monkeypatch: pytest.MonkeyPatch, size_mb: int, part_bytes: int
 ) -> None:
-    asked: list[int] = []
-    folder = open_store("memory://bucket")
-    monkeypatch.setattr(folder, "put_stream", lambda key, chunks, part_bytes: asked.append(part_bytes))
-    upload(folder, "large", memoryview(b""), size_mb << 20)
-    assert asked == [part_mb << 20]
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(store.obstore, "put", lambda *place, **options: asked.update(options))
+    open_store("memory://bucket").put_stream("large", iter(()), size_mb << 20)
+    assert (asked["chunk_size"], asked["use_multipart"]) == (part_bytes, True)
+    assert -(-(size_mb << 20) // part_bytes) <= 10_000
 
 
 def test_a_limit_spaces_out_what_is_sent() -> None:
