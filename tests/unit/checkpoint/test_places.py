@@ -199,7 +199,7 @@ def test_a_further_place_is_asked_only_for_what_is_lacking(tmp_path: Path, monke
     def refuse(*_: object) -> Any:
         raise StorageError("the store is down", number=4)
 
-    for name in ("list", "get_range", "size"):
+    for name in ("list", "stream_range", "size"):
         monkeypatch.setattr(unreachable, name, refuse)
     copies.places[1] = unreachable
     check_objects(copies.places, copies.manifest)
