@@ -19,7 +19,10 @@ HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length",
 
 
 class Proxy:
-    """`count` is the number of requests since `start` was called; `faults` maps numbers, from 1 on, to what happens."""
+    """`count` is the number of requests since `start` was called; `faults` maps numbers, from 1 on, to what happens.
+
+    `data_bytes` is how much of the checkpoints' data has gone out since then.
+    """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlparse(upstream).netloc
@@ -28,12 +31,16 @@ class Proxy:
         self.start({})
 
     def start(self, faults: dict[int, str]) -> None:
-        self.faults, self.count = faults, 0
+        self.faults, self.count, self.data_bytes = faults, 0, 0
 
     def next_fault(self) -> str | None:
         with self._lock:
             self.count += 1
             return self.faults.get(self.count)
+
+    def sent_data(self, size_bytes: int) -> None:
+        with self._lock:
+            self.data_bytes += size_bytes
 
 
 def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
@@ -50,6 +57,8 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             if fault == "stall":
                 return self._stall()
             status, headers, answer = self._forward(body)
+            if self.command == "GET" and urlparse(self.path).path.endswith(".bin"):
+                proxy.sent_data(len(answer))
             if fault == "500 after":
                 return self._answer(500, [], b"")
             if fault == "reset after":

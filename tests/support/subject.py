@@ -18,6 +18,7 @@ from flextrain.checkpoint import (
     CheckpointSaver,
     Keep,
     chunks,
+    exchange,
     generation,
     manifest,
     persist,
@@ -32,17 +33,18 @@ from flextrain.checkpoint.writer import Request, save
 from flextrain.storage import open_store
 
 CHUNK_BYTES = 8192  # a tiny state has several
+SHRUNK = (manifest, persist, chunks, sources, transfer, exchange)
 
 
 def small_chunks() -> None:
     """For the life of this process: a forked one, or a test that restores them."""
-    for module in (manifest, persist, chunks, sources, transfer):
+    for module in SHRUNK:
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
 
 
 @pytest.fixture
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, persist, chunks, sources, transfer):
+    for module in SHRUNK:
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
 
 

@@ -73,6 +73,9 @@ class Parts:
     def __iter__(self) -> Iterator[int]:
         return iter(self._found)
 
+    def __contains__(self, index: int) -> bool:
+        return index in self._found
+
     def place(self, begin: int, piece: Bytes) -> None:
         """Copy a piece of a chunk to where it belongs."""
         for target in self._found[begin // CHUNK_BYTES]:

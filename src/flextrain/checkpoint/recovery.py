@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from flextrain.checkpoint.arena import Arena
-from flextrain.checkpoint.catalog import Catalog, check_objects
+from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.commit import Attempt, Part, merge
+from flextrain.checkpoint.exchange import read_together
 from flextrain.checkpoint.manifest import Manifest
-from flextrain.checkpoint.reader import read_into
 from flextrain.checkpoint.shards import State, spread
 from flextrain.checkpoint.snapshot import Snapshots
 from flextrain.checkpoint.staging import Staged, Staging
@@ -76,13 +76,8 @@ class Recovery:
     def load(self, catalog: Catalog, step: int) -> Manifest:
         """Load one checkpoint of any catalog, what this node's disk has of it from there. Raises CheckpointError."""
 
-        def read() -> Manifest:
-            manifest, places = catalog.manifest(step), self._places(catalog, step)
-            check_objects(places, manifest)
-            read_into(places, manifest, self.tensors())
-            return manifest
-
-        manifest: Manifest = all_or_none(read)[0]
+        manifest: Manifest = agree(partial(catalog.manifest, step))
+        self._read(self._places(catalog, step), manifest)
         return manifest
 
     def _options(self) -> list[Option]:
@@ -114,13 +109,15 @@ class Recovery:
         parts = {staged.rank: staged for found in gathered for staged in found}
         ordered: list[Staged] = [parts[rank] for rank in sorted(parts)]
 
-        def read() -> Manifest:
-            manifest = _checked(ordered[0].attempt, ordered[0].state, [staged.part for staged in ordered])
-            read_into(self._places(self.catalog, option.step), manifest, self.tensors())
-            return manifest
-
-        manifest: Manifest = all_or_none(read)[0]
+        staged = [one.part for one in ordered]
+        manifest: Manifest = agree(lambda: _checked(ordered[0].attempt, ordered[0].state, staged))
+        self._read(self._places(self.catalog, option.step), manifest)
         return manifest
+
+    def _read(self, places: list[Store], manifest: Manifest) -> None:
+        state: State = {}
+        all_or_none(lambda: state.update(self.tensors()))
+        read_together(places, manifest, state)
 
     def _committed(self, found: Manifest) -> Manifest:
         """What the store knows of a state that came from a nearer tier."""

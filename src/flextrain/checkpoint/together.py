@@ -17,8 +17,18 @@ def world_size() -> int:
 
 
 def agree(choose: Callable[[], Any]) -> Any:
-    """Rank 0's choice, on every rank."""
-    return all_or_none(lambda: choose() if own_rank() == 0 else None)[0]
+    """Rank 0's choice, on every rank; where it raised, raise on all of them."""
+    if not dist.is_initialized():
+        return choose()
+    result, error = _tried(choose) if own_rank() == 0 else (None, None)
+    told = [(result, _packed(error))]
+    dist.broadcast_object_list(told, src=0)
+    if error:
+        raise error
+    result, packed = told[0]
+    if packed:
+        raise unpack({**packed, "message": f"rank 0: {packed['message']}"})
+    return result
 
 
 def all_or_none(action: Callable[[], Any]) -> list[Any]:
@@ -26,12 +36,7 @@ def all_or_none(action: Callable[[], Any]) -> list[Any]:
 
     The kind of error survives the journey: corrupt data are told from a wrong model, wherever they were found.
     """
-    result: Any = None
-    error: Exception | None = None
-    try:
-        result = action()
-    except Exception as caught:  # reported to the others before it is raised: a silent rank would strand them
-        error = caught
+    result, error = _tried(action)
     if not dist.is_initialized():
         if error:
             raise error
@@ -44,6 +49,14 @@ def all_or_none(action: Callable[[], Any]) -> list[Any]:
         if packed:
             raise unpack({**packed, "message": f"rank {rank}: {packed['message']}"})
     return [value for value, _ in gathered]
+
+
+def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """An error is reported to the others before it is raised: a silent rank would strand them."""
+    try:
+        return action(), None
+    except Exception as caught:
+        return None, caught
 
 
 def _packed(error: Exception | None) -> dict[str, Any] | None:
