@@ -119,6 +119,30 @@ def test_an_index_and_a_dataset_that_resumes(texts: list[str], model_name: str) 
     assert torch.equal(next(iter(dataset))["input_ids"], first["input_ids"])
 
 
+def test_a_checkpoint_manager_is_made_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flextrain.checkpoint import CheckpointConfig, CheckpointManager, CheckpointState, CheckpointTier
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    config = CheckpointConfig(
+        checkpoint_interval=500, memory_snapshot_interval=50, nvme_path="/nvme", s3_bucket="my-bucket"
+    )
+    manager = CheckpointManager(config)
+    assert manager.catalog.store.url == "s3://my-bucket"
+    assert manager.due(500) is CheckpointTier.S3
+    assert manager.due(550) is CheckpointTier.MEMORY
+    assert CheckpointTier.NVME in CheckpointTier
+    assert CheckpointState(step=1).step == 1
+
+
+def test_a_section_takes_a_key_under_one_name() -> None:
+    from flextrain.checkpoint import CheckpointConfig
+    from flextrain.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="`keep_last` means `keep_last_n`, which is given as well"):
+        CheckpointConfig(keep_last=1, keep_last_n=2)
+
+
 def test_keys_and_their_aliases() -> None:
     config = parse_config(
         """

@@ -8,14 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 from flextrain.checkpoint.catalog import Catalog, newest_checkpoint
 from flextrain.checkpoint.retention import Keep
+from flextrain.checkpoint.tiers import CheckpointTier
+from flextrain.config.schema import CheckpointConfig
 
 if TYPE_CHECKING:
+    from flextrain.checkpoint.manager import CheckpointManager, CheckpointState
     from flextrain.checkpoint.reader import load_weights
     from flextrain.checkpoint.saver import CheckpointSaver
 
-__all__ = ["Catalog", "CheckpointSaver", "Keep", "load_weights", "newest_checkpoint"]
+__all__ = [
+    "Catalog",
+    "CheckpointConfig",
+    "CheckpointManager",
+    "CheckpointSaver",
+    "CheckpointState",
+    "CheckpointTier",
+    "Keep",
+    "load_weights",
+    "newest_checkpoint",
+]
 
-_LAZY = {"CheckpointSaver": "flextrain.checkpoint.saver", "load_weights": "flextrain.checkpoint.reader"}
+_LAZY = {  # these need torch
+    "CheckpointManager": "flextrain.checkpoint.manager",
+    "CheckpointState": "flextrain.checkpoint.manager",
+    "CheckpointSaver": "flextrain.checkpoint.saver",
+    "load_weights": "flextrain.checkpoint.reader",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,17 +1,20 @@
 """Finding the newest state and loading it: from memory, from the disks of the nodes, from the store, shard by shard."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.commit import Attempt, Part, merge
 from flextrain.checkpoint.exchange import read_together
-from flextrain.checkpoint.manifest import Manifest
-from flextrain.checkpoint.shards import State, spread
-from flextrain.checkpoint.snapshot import Snapshots
+from flextrain.checkpoint.manifest import Manifest, TensorEntry
+from flextrain.checkpoint.reader import check_fits
+from flextrain.checkpoint.shards import State, boxes_to_write, spread
+from flextrain.checkpoint.snapshot import layout_of, slot_views
 from flextrain.checkpoint.staging import Staged, Staging
 from flextrain.checkpoint.tiers import CheckpointTier, Option, options
 from flextrain.checkpoint.together import agree, all_or_none
@@ -24,13 +27,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Recovery:
-    """Loads a state into `tensors()`. Every method is called by all ranks together, and raises on all or on none."""
+    """Loads a state into `tensors(what was saved)`. All ranks call every method together; it raises on all or none."""
 
     catalog: Catalog
-    tensors: Callable[[], State]
+    tensors: Callable[[Mapping[str, TensorEntry]], State]
     staging: Staging | None = None
     arena: Arena | None = None
-    snapshots: Snapshots | None = None
 
     def resume(self) -> Manifest | None:
         """Load the newest sound state, of one step from the nearest tier; None where there is none.
@@ -93,14 +95,32 @@ class Recovery:
         return self.load(self.catalog, option.step)
 
     def _load_memory(self, option: Option) -> Manifest:
-        """Copy this rank's part back, and give it to those who let this rank write it."""
-        slot = self._held()[option.step, option.attempt]
+        """Copy this rank's part back, and give it to those who let this rank write it. Nothing here is hashed: these
+        are the bytes that a commit would have hashed."""
         assert self.arena
-        assert self.snapshots
+        places, slot = self.arena.layout.places, self._held()[option.step, option.attempt]
         body = self.arena.label(slot)
         assert body
-        self.snapshots.restore(slot)
-        all_or_none(lambda: spread(self.tensors()))
+        mine = {place.name: TensorEntry(place.dtype, place.full_shape, ()) for place in places}
+        saved: dict[str, TensorEntry] = {}
+        for theirs in all_or_none(lambda: mine):
+            saved |= theirs
+        state: State = {}
+
+        def copy() -> None:
+            assert self.arena
+            state.update(self.tensors(saved))
+            check_fits(saved, state, f"the snapshot of step {option.step}")
+            boxes = boxes_to_write(state)
+            if layout_of(boxes) != self.arena.layout:
+                raise CheckpointCorrupt(
+                    "it is held in other shards than are asked for", number=47, remedy="load it from the store"
+                )
+            if boxes:
+                torch._foreach_copy_([box.local for box in boxes], slot_views(self.arena, slot))
+
+        all_or_none(copy)
+        spread(state)
         return Manifest(body["step"], body["attempt"], body["world_size"], body["state"], {})
 
     def _load_staged(self, option: Option) -> Manifest:
@@ -116,7 +136,7 @@ class Recovery:
 
     def _read(self, places: list[Store], manifest: Manifest) -> None:
         state: State = {}
-        all_or_none(lambda: state.update(self.tensors()))
+        all_or_none(lambda: state.update(self.tensors(manifest.tensors)))
         read_together(places, manifest, state)
 
     def _committed(self, found: Manifest) -> Manifest:

@@ -83,6 +83,16 @@ class Saver:
             self.arena = Arena.create(layout, SLOTS)
         return Snapshots(self.arena, boxes)
 
+    def follow(self, state: State) -> bool:
+        """Save these tensors from now on; returns whether they are laid out as those before, else nothing changes."""
+        boxes = boxes_to_write(state)
+        if not all(all_or_none(lambda: self.arena is None or layout_of(boxes) == self.arena.layout)):
+            return False
+        self._tensors = lambda: state
+        if self._snapshots:
+            self._snapshots.watch(boxes)
+        return True
+
     def snapshot(self, step: int, state: dict[str, Any], tier: CheckpointTier = CheckpointTier.S3) -> list[Saved]:
         """Copy the tensors as they are and have them brought to `tier` as `step`; returns what was committed meanwhile.
 
@@ -196,9 +206,7 @@ class Saver:
         return self._recovery().load(catalog, step)
 
     def _recovery(self) -> Recovery:
-        if self.arena:
-            self._snapshots = self._snapshots or self._bind()
-        return Recovery(self.catalog, self._tensors, self._staging, self.arena, self._snapshots)
+        return Recovery(self.catalog, lambda _: self._tensors(), self._staging, self.arena)
 
 
 class CheckpointSaver(Saver):

@@ -33,6 +33,10 @@ class Snapshots:
                 raw = torch.frombuffer(arena.slot(index), dtype=torch.uint8)
                 torch.cuda.cudart().cudaHostRegister(raw.data_ptr(), raw.nbytes, 0)
 
+    def watch(self, boxes: list[Box]) -> None:
+        """Copy from these boxes from now on; they are laid out as those before."""
+        self._sources = [box.local.detach() for box in boxes]
+
     def take(self, slot: int) -> None:
         """Copy the state as it is now into a slot. On the CPU it is there when this returns."""
         if self._stream is None:

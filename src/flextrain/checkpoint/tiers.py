@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flextrain.checkpoint.commit import Attempt
+from flextrain.config.schema import CheckpointConfig
 
 
 class CheckpointTier(StrEnum):
@@ -25,6 +26,12 @@ class Route:
 
     nvme: str | None = None
     upload_bytes_per_s: float | None = None
+
+
+def route_of(settings: CheckpointConfig, run: str = "") -> Route:
+    """What a configuration asks for, with a folder for `run` on the node's disk."""
+    nvme, limit = settings.nvme_path, settings.upload_limit_mb_per_s
+    return Route(f"{nvme}/{run}".rstrip("/") if nvme else None, limit * 1e6 if limit else None)
 
 
 STRAIGHT = Route()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from flextrain.config.explain import KeyPath, SchemaWords, did_you_mean, explain_error, show
 from flextrain.config.schema import Config
+from flextrain.config.section import Section, canonical_value
 from flextrain.config.source import Document, Place, Problem, read_yaml
 from flextrain.errors import ConfigError
 
@@ -64,13 +65,13 @@ def schema_words() -> SchemaWords:
 @functools.cache
 def aliases() -> dict[tuple[str, str], str]:
     """(section, alias) -> canonical key."""
-    found = {}
-    for section, outer in Config.model_fields.items():
-        for key, field in getattr(outer.annotation, "model_fields", {}).items():
-            extra = field.json_schema_extra
-            for alias in extra.get("alias_of", []) if isinstance(extra, dict) else []:
-                found[section, alias] = key
-    return found
+    sections = {name: outer.annotation for name, outer in Config.model_fields.items()}
+    return {
+        (name, alias): key
+        for name, section in sections.items()
+        if isinstance(section, type) and issubclass(section, Section)
+        for alias, key in section.aliases().items()
+    }
 
 
 def _read(path: str | Path) -> str:
@@ -130,12 +131,7 @@ def _tidy(document: Document) -> None:
                 document.refuse(path, message, key=True)
             document.key_places[section, key] = document.place(path, key=True)
             document.value_places[section, key] = document.place(path)
-            values[key] = _translated(alias, values.pop(alias))
-
-
-def _translated(alias: str, value: Any) -> Any:
-    bare_bucket = alias == "s3_bucket" and isinstance(value, str) and value and "://" not in value
-    return f"s3://{value}" if bare_bucket else value
+            values[key] = canonical_value(alias, values.pop(alias))
 
 
 def _override(document: Document, flag: str) -> None:
@@ -157,7 +153,7 @@ def _override(document: Document, flag: str) -> None:
     canonical = aliases().get((section, key), key)
     values = document.values.setdefault(section, {})
     if isinstance(values, dict):
-        values[canonical] = _translated(key, read.values)
+        values[canonical] = canonical_value(key, read.values)
         document.key_places.setdefault((section,), place)
         _forget(document, (section, canonical))
         document.key_places[section, canonical] = document.value_places[section, canonical] = place

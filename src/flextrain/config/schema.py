@@ -1,46 +1,23 @@
 """Every key of a configuration: its type, default, unit and meaning. docs/config.md is generated from this file.
 
-Canonical names only; a key that users also know under another name lists it in `alias_of`, and loading translates it.
+Canonical names only; a key that users also know under another name lists it in `alias_of`, and both loading a file and
+making a section in Python translate it.
 """
 
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from flextrain.config.explain import SchemaWords, explain_error
 from flextrain.config.presets import MODEL_PRESETS
-from flextrain.errors import ConfigError
-
-
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("true and false are no numbers")
-    return value
-
-
-NoBool = BeforeValidator(_no_bool)
-PositiveInt = Annotated[int, Field(ge=1), NoBool]
-NonNegativeInt = Annotated[int, Field(ge=0), NoBool]
-PositiveFloat = Annotated[float, Field(gt=0), NoBool]
-Fraction = Annotated[float, Field(ge=0, le=1), NoBool]
-
-
-class Section(BaseModel):
-    """A group of keys: unknown ones are refused, and assignment is checked like loading."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Checked like loading; raises ConfigError (FT-CFG-004) and changes nothing where the value is refused."""
-        before = dict(self.__dict__)
-        try:
-            super().__setattr__(name, value)
-        except ValidationError as error:
-            self.__dict__.update(before)  # pydantic keeps what a validator over several keys refused
-            words = SchemaWords(type(self).model_json_schema())
-            mistakes = "\n".join(explain_error(words, dict(item)) for item in error.errors())
-            raise ConfigError(f"{type(self).__name__}: {mistakes}", number=4) from None
+from flextrain.config.section import (
+    Fraction,
+    NoBool,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
 
 
 class MainConfig(Section):

@@ -11,7 +11,7 @@ from torch import nn
 from flextrain.checkpoint import Catalog, CheckpointSaver
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.retention import keep_of
-from flextrain.checkpoint.tiers import Route
+from flextrain.checkpoint.tiers import route_of
 from flextrain.config.load import config_digest
 from flextrain.config.schema import Config
 from flextrain.data.loader import StepLoader
@@ -131,14 +131,12 @@ class DistributedTrainer:
     def _make_saver(self, optimizer: torch.optim.Optimizer) -> CheckpointSaver:
         """What an earlier `train` left in memory is gone on with."""
         settings = self.config.checkpoint
-        disk = settings.nvme_path and f"{settings.nvme_path}/{self.config.main.experiment_name}/{self.place.run_id}"
-        limit = settings.upload_limit_mb_per_s
         return CheckpointSaver(
             Catalog(self.place.checkpoints),
             self._parallel.plain,
             optimizer,
             keep_of(settings),
-            route=Route(disk, limit and limit * 1e6),
+            route=route_of(settings, f"{self.config.main.experiment_name}/{self.place.run_id}"),
             arena=self._saver.arena if self._saver else None,
         )
 
