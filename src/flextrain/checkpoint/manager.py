@@ -137,7 +137,9 @@ def _empty(entry: TensorEntry) -> torch.Tensor:
         return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
     except RuntimeError as error:  # what torch raises where memory lacks
         raise CheckpointError(
-            f"there is no memory for a tensor of {list(entry.shape)}", number=48, remedy="load it `into` sharded tensors"
+            f"there is no memory for a tensor of {list(entry.shape)}",
+            number=48,
+            remedy="load it `into` sharded tensors",
         ) from error
 
 

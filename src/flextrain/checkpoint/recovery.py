@@ -77,7 +77,6 @@ class Recovery:
 
     def load(self, catalog: Catalog, step: int) -> Manifest:
         """Load one checkpoint of any catalog, what this node's disk has of it from there. Raises CheckpointError."""
-
         manifest: Manifest = agree(partial(catalog.manifest, step))
         self._read(self._places(catalog, step), manifest)
         return manifest
