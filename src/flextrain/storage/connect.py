@@ -43,7 +43,8 @@ def _google() -> dict[str, Any]:
     if not emulator:
         return {}
     url = emulator if "://" in emulator else f"http://{emulator}"
-    return {"config": {"base_url": url, "skip_signature": True}, "http": url.startswith("http://")}
+    anyone = {"token": "emulator", "expires_at": None}
+    return {"config": {"base_url": url}, "credential_provider": lambda: anyone, "http": url.startswith("http://")}
 
 
 def _azure() -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""The store: whole objects or nothing, one winner per key, errors that say where and what to do."""
+"""The store: whole objects or nothing, one winner per key, errors that say where and what to do.
+
+Tests of behaviour run over stores of every kind; tests.support.stores says what stands in for whom.
+"""
 
 import threading
 from pathlib import Path
 
 import pytest
+from tests.support.stores import azurite, bucket, google, place, s3_endpoint, store
 
 from flextrain.errors import AlreadyExists, StorageError
 from flextrain.storage import Store, open_store
 
-
-@pytest.fixture(params=["folder", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return open_store(tmp_path / "root" if request.param == "folder" else "memory://bucket")
+__all__ = ["azurite", "bucket", "google", "place", "s3_endpoint", "store"]
 
 
 def test_objects_come_back_whole_and_in_ranges(store: Store) -> None:
@@ -55,6 +56,39 @@ def test_a_child_sees_only_what_is_below_it(store: Store) -> None:
     assert child.child("deep").list() == []
     child.delete(["x", "never-there"])
     assert [e.key for e in store.list()] == ["run/one-more/y"]
+
+
+def test_deleting_takes_those_that_are_there_and_no_others(store: Store) -> None:
+    for key in ("a/x", "a/y", "a/z", "b"):
+        store.put(key, b"1")
+    store.delete(["a/x", "a/never-there", "a/z"])
+    assert [entry.key for entry in store.list()] == ["a/y", "b"]
+    store.delete([])
+    store.delete(["a/y", "b"])
+    store.delete(["a/y", "b"])
+    assert store.list() == []
+
+
+def test_a_stream_arrives_whole_in_however_many_parts(store: Store) -> None:
+    data = bytes(range(256)) * (36 << 12)  # 36 MiB: three parts
+    pieces = [memoryview(data)[at : at + 5_000_000] for at in range(0, len(data), 5_000_000)]
+    store.put_stream("known", iter(pieces), len(data))
+    store.put_stream("unknown", iter(pieces))
+    store.put_stream("small", iter([b"ab", b"cd"]), 4)
+    store.put_stream("empty", iter(()), 0)
+    assert store.get("known") == store.get("unknown") == data
+    assert (store.get("small"), store.get("empty")) == (b"abcd", b"")
+
+
+def test_a_range_streams_as_it_is(store: Store) -> None:
+    data = bytes(range(256)) * (8 << 10)
+    store.put("x", data)
+    assert b"".join(store.stream_range("x", 1000, 1_500_000)) == data[1000:1_501_000]
+    with pytest.raises(StorageError):
+        list(store.stream_range("x", len(data) - 10, 20))
+    with pytest.raises(StorageError) as caught:
+        list(store.stream_range("y", 0, 20))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_a_stream_that_fails_leaves_nothing(store: Store) -> None:
