@@ -18,7 +18,7 @@ from flextrain.errors import StorageError
 from flextrain.storage import Store
 
 PAUSES_S = (5.0, 20.0)  # at most so long before a second and a third try
-HOPELESS = (PermissionDeniedError, UnauthenticatedError)
+HOPELESS = (PermissionDeniedError, UnauthenticatedError, FileNotFoundError)  # the last: there is no such bucket
 _pause = time.sleep
 
 
@@ -61,11 +61,9 @@ def upload(
             folder.put_stream(name, _hashed(memory[:size_bytes], hashes, limit), size_bytes)
             break
         except StorageError as error:
-            if isinstance(error.__cause__, HOPELESS):
-                raise
-            if _is_there(folder, name, size_bytes):
+            if len(hashes) == -(-size_bytes // CHUNK_BYTES) and _is_there(folder, name, size_bytes):
                 break
-            if pause_s is None:
+            if pause_s is None or isinstance(error.__cause__, HOPELESS):
                 raise
         _pause(random.uniform(0, pause_s))
     return ObjectEntry(size_bytes, tuple(hashes))

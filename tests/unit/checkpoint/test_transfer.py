@@ -79,12 +79,13 @@ def test_an_upload_that_breaks_off_leaves_nothing(folder: Store, monkeypatch: py
     assert (len(tries), folder.list()) == (3, [])
 
 
-def test_a_refusal_is_final(folder: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cause", [PermissionDeniedError("403"), FileNotFoundError("no such bucket")])
+def test_a_refusal_is_final(folder: Store, monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
     tries = []
 
     def refused(key: str, chunks: Iterator[Any], size_bytes: int) -> None:
         tries.append(key)
-        raise StorageError("no access", number=4) from PermissionDeniedError("403")
+        raise StorageError("no access", number=4) from cause
 
     monkeypatch.setattr(folder, "put_stream", refused)
     with pytest.raises(StorageError, match="no access"):
@@ -104,6 +105,25 @@ def test_an_answer_that_was_lost_is_looked_up(folder: Store, monkeypatch: pytest
     data = content()
     entry = upload(folder, "there", memoryview(data), SIZE)
     assert (len(tries), len(entry.chunks), folder.get("there")) == (1, -(-SIZE // CHUNK), data[:SIZE])
+
+
+def test_an_object_of_an_earlier_life_does_not_stand_in_for_hashes(
+    folder: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = content()
+    upload(folder, "there", memoryview(data), SIZE)
+    whole, tries = folder.put_stream, []
+
+    def deaf(key: str, chunks: Iterator[Any], size_bytes: int) -> None:
+        tries.append(key)
+        if len(tries) == 1:
+            next(chunks)
+            raise StorageError("no answer", number=4)
+        whole(key, chunks, size_bytes)
+
+    monkeypatch.setattr(folder, "put_stream", deaf)
+    entry = upload(folder, "there", memoryview(data), SIZE)
+    assert (len(tries), len(entry.chunks)) == (2, -(-SIZE // CHUNK))
 
 
 @pytest.mark.parametrize(
