@@ -1,9 +1,11 @@
 """The chunks of one object, each from the nearest of several places that has it sound, put where they belong."""
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -93,7 +95,8 @@ class Chunks:
     def __init__(self, places: Places, name: str, entry: ObjectEntry, *, cached: bool = True) -> None:
         """Where `cached` is false, files are read from the disk itself."""
         self._entry, self._cached = entry, cached
-        self._sources = [source_of(folder, name, entry) for folder in in_order(places)]
+        *nearer, last = in_order(places)
+        self._sources = [source_of(folder, name, entry) for folder in [*filter(partial(_may_have, name), nearer), last]]
         self._opened: list[Source] = []
         self._told: set[Source] = set()
         self._lock = threading.Lock()
@@ -147,3 +150,8 @@ class Chunks:
             if source not in self._told and source is not self._sources[-1]:
                 log.warning("%s; the next place is tried", error.text)
             self._told.add(source)
+
+
+def _may_have(name: str, folder: Store) -> bool:
+    """A disk that has nothing of an object is no news; one that has it unsound is."""
+    return folder.local_root is None or os.path.lexists(folder.local_root / name)

@@ -132,9 +132,12 @@ def test_a_lost_object_comes_from_the_next_place_and_is_spoken_of_once(
     how(copies.files[0])
     with caplog.at_level(logging.WARNING):
         copies.load()
-    [line] = caplog.messages
-    assert LOSSES[how] in line
-    assert str(copies.files[0]) in line
+    if how in (lose, lose_folder):
+        assert caplog.messages == [], "a nearer place need not have everything"
+    else:
+        [line] = caplog.messages
+        assert LOSSES[how] in line
+        assert str(copies.files[0]) in line
     copies.check()
     with pytest.raises(CheckpointCorrupt, match=LOSSES[how]):
         copies.load(copies.places[:1])
