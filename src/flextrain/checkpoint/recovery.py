@@ -23,6 +23,7 @@ from flextrain.log import get_logger
 from flextrain.storage import Store
 
 log = get_logger(__name__)
+BAD_DATA = 6  # number of the CheckpointCorrupt that is found while tensors are being filled
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class Recovery:
 
         What is found unsound gives way to the next, with a warning. A checkpoint in the store is set aside then: its
         manifest is renamed, its data stay for the next retention. Raises CheckpointMismatch where it belongs to another
-        model. The manifest returned is that of the store where it has one of this step, else it names no objects.
+        model, and CheckpointCorrupt where nothing sound is left and what was unsound has spoilt the weights. The
+        manifest returned is that of the store where it has one of this step, else it names no objects.
         """
         unsound: set[Option] = set()
+        spoilt = False
         gone: Option | None = None
         while found := [option for option in self._options() if option not in unsound]:
             best = found[0]
@@ -51,12 +54,15 @@ class Recovery:
             except CheckpointCorrupt as error:
                 log.warning("step %d on tier %s is unsound and passed over: %s", best.step, best.tier, error)
                 unsound.add(best)
+                spoilt |= error.number == BAD_DATA
                 if best.tier is CheckpointTier.S3:
                     agree(partial(self.catalog.set_aside, best.step))
             except CheckpointError as error:
                 if error.number != 4 or best == gone:  # else retired since it was listed: a newer one is there
                     raise
                 gone = best
+        if spoilt:
+            raise nothing_sound(self.catalog.store.url)
         return None
 
     def resume_from(self, url: str) -> tuple[Manifest, str]:
@@ -165,6 +171,15 @@ class Recovery:
         """The slots of memory that hold a whole snapshot, by step and attempt."""
         labels = [(slot, self.arena.label(slot)) for slot in range(self.arena.slots)] if self.arena else []
         return {(label["step"], label["attempt"]): slot for slot, label in labels if label}
+
+
+def nothing_sound(where: str) -> CheckpointCorrupt:
+    """What a trainer hears whose weights are neither a sound checkpoint's nor those that training begins with."""
+    return CheckpointCorrupt(
+        f"{where} holds no sound checkpoint any more, and the weights are not what training begins with",
+        number=13,
+        remedy="look at the warnings above; started again, training begins at step 0",
+    )
 
 
 def _checked(attempt: Attempt, state: dict[str, Any], parts: list[Part]) -> Manifest:

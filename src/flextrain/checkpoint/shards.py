@@ -3,6 +3,7 @@
 Names: `model.<parameter or buffer>` and `optim.<parameter>.<state>`, the same on every world size and strategy.
 """
 
+import mmap
 from dataclasses import dataclass
 from math import prod
 
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 State = dict[str, Tensor]
+LARGE_BYTES = 1 << 16  # of a tensor worth a mapping of its own
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,12 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State
 def allocate_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Make an optimizer that has taken no step yet create its state tensors, as zeros; weights stay as they are.
 
-    Only a step creates them, so it takes one of zero gradient and rate.
+    Only a step creates them, so it takes one of zero gradient and rate. Adam's are known beforehand.
     """
     if optimizer.state:
+        return
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        _allocate_adam(optimizer)
         return
     rates = [group["lr"] for group in optimizer.param_groups]
     decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
@@ -60,6 +65,26 @@ def allocate_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer)
         group["lr"], group["weight_decay"] = rate, decay
     for value in optimizer_state(model, optimizer).values():
         value.zero_()
+
+
+def _allocate_adam(optimizer: torch.optim.Optimizer) -> None:
+    default = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    for group in optimizer.param_groups:
+        moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
+        dtype = torch.float32 if group["fused"] else default
+        for parameter in group["params"]:
+            place = parameter.device if group["fused"] or group["capturable"] else "cpu"
+            step = torch.zeros((), dtype=dtype, device=place)
+            optimizer.state[parameter] = {"step": step, **{key: untouched_zeros(parameter) for key in moments}}
+
+
+def untouched_zeros(like: Tensor) -> Tensor:
+    """Zeros of the same kind. On the CPU the system hands out their pages when they are first written: a load then
+    takes no longer than it must, since page faults cost more than copying and its threads share them."""
+    if isinstance(like, DTensor) or like.device.type != "cpu" or like.nbytes < LARGE_BYTES or not like.is_contiguous():
+        return torch.zeros_like(like, memory_format=torch.preserve_format)
+    block = mmap.mmap(-1, like.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(block, dtype=like.dtype).view(like.shape)
 
 
 def local_boxes(state: State) -> list[Box]:

@@ -61,9 +61,7 @@ def _check_tokenizer(trained_with: object, split: TokenIndexFile, checkpoint_url
 
 
 def _load_model(trained: Config, checkpoint_url: str, split: TokenIndexFile) -> nn.Module:
-    model = build_model(
-        trained.model, vocab_size=split.vocab_size, seq_length=trained.data.seq_length, seed=trained.main.seed
-    )
+    model = build_model(trained.model, vocab_size=split.vocab_size, seq_length=trained.data.seq_length, seed=None)
     load_weights(checkpoint_url, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     log.info("evaluating %s on %s", checkpoint_url, device.type)

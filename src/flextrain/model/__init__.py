@@ -26,14 +26,15 @@ __all__ = [
 ]
 
 
-def build_model(config: ModelConfig, *, vocab_size: int, seq_length: int, seed: int) -> nn.Module:
+def build_model(config: ModelConfig, *, vocab_size: int, seq_length: int, seed: int | None) -> nn.Module:
     """The configured model on the CPU in master precision, the same for the same seed; global RNGs stay as they were.
 
     `vocab_size` is the tokenizer's; `config.vocab_size` may be larger (padding for the hardware's sake) but not
-    smaller. Raises ModelError where they do not fit or the model cannot be had.
+    smaller. Without a seed, weights that would be drawn are left as memory came, for a checkpoint to fill. Raises
+    ModelError where they do not fit or the model cannot be had.
     """
     if config.name != "gpt":
-        return build_causal_lm(config, vocab_size=vocab_size, seq_length=seq_length, seed=seed)
+        return build_causal_lm(config, vocab_size=vocab_size, seq_length=seq_length, seed=seed or 0)
     if config.vocab_size is not None and config.vocab_size < vocab_size:
         raise ModelError(
             f"model.vocab_size is {config.vocab_size} and the tokenizer has {vocab_size} tokens",
@@ -43,5 +44,8 @@ def build_model(config: ModelConfig, *, vocab_size: int, seq_length: int, seed: 
     with torch.device("meta"):
         model = GPT(config, vocab_size=config.vocab_size or vocab_size, seq_length=seq_length)
     model.to_empty(device="cpu")
-    model.init_weights(torch.Generator().manual_seed(seed))
+    if seed is None:
+        model.tie_weights()
+    else:
+        model.init_weights(torch.Generator().manual_seed(seed))
     return model

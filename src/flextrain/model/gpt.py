@@ -110,15 +110,19 @@ class GPT(nn.Module):
         self.to(torch.float64 if config.dtype == "fp64" else torch.float32)
         self.init_weights()
 
+    def tie_weights(self) -> None:
+        """Let the head be the embedding where the configuration says so; `to_empty()` parts them."""
+        if self.config.tie_head:
+            self.head.weight = self.embedding.weight
+
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
         """Tie the head and draw every weight as GPT-2 did: N(0, 0.02), residual projections scaled by 1/sqrt(2 L).
 
         Draws fp32 values on the CPU in the order of `named_parameters`, so one seed gives one model in any dtype.
-        After `to_empty()`, which unties shared weights, this makes a model built on the meta device whole.
+        After `to_empty()` this makes a model built on the meta device whole.
         """
-        if self.config.tie_head:
-            self.head.weight = self.embedding.weight
+        self.tie_weights()
         residual_std = INIT_STD / (2 * self.config.num_layers) ** 0.5
         for name, weight in self.named_parameters():
             if weight.is_meta:
@@ -127,7 +131,10 @@ class GPT(nn.Module):
                 weight.fill_(1.0)  # the norms' gains: nothing here has a bias
                 continue
             std = residual_std if name.endswith(("attention.out.weight", "feed_forward.down.weight")) else INIT_STD
-            weight.copy_(torch.empty(weight.shape, device="cpu").normal_(std=std, generator=generator))
+            if weight.dtype == torch.float32 and weight.device.type == "cpu":
+                weight.normal_(std=std, generator=generator)
+            else:
+                weight.copy_(torch.empty(weight.shape, device="cpu").normal_(std=std, generator=generator))
 
     def forward(self, input_ids_BT: Tensor, labels_BT: Tensor | None = None) -> Tensor:
         """Logits (B, T, V); with labels, the sum of their cross-entropies in nats, a scalar of at least fp32.

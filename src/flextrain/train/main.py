@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from flextrain.checkpoint import Catalog
 from flextrain.config.schema import Config
 from flextrain.data import ResumableDataset, TokenIndexFile
 from flextrain.elastic.place import RunPlace, open_place
@@ -42,12 +43,16 @@ def train_from_config(
     """Train the configured model on a token index; returns the trainer's metrics. Every rank calls it."""
     index = TokenIndexFile(index_uri)
     dataset = ResumableDataset(index_file=index, seq_length=config.data.seq_length, seed=config.main.seed)
+    resumes = bool(place.resume_from or Catalog(place.checkpoints).steps())
     model = build_model(
-        config.model, vocab_size=index.vocab_size, seq_length=config.data.seq_length, seed=config.main.seed
+        config.model,
+        vocab_size=index.vocab_size,
+        seq_length=config.data.seq_length,
+        seed=None if resumes else config.main.seed,
     )
     setup(world := World.detect())
     log.info("%s", describe(model, config, world))
-    return DistributedTrainer(model, config, dataset, place=place, store=store).train()
+    return DistributedTrainer(model, config, dataset, place=place, store=store, blank=resumes).train()
 
 
 def describe(model: nn.Module, config: Config, world: World) -> str:

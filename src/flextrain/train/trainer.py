@@ -10,6 +10,7 @@ from torch import nn
 
 from flextrain.checkpoint import Catalog, CheckpointSaver
 from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.recovery import nothing_sound
 from flextrain.checkpoint.retention import keep_of
 from flextrain.checkpoint.tiers import route_of
 from flextrain.config.load import config_digest
@@ -54,12 +55,14 @@ class DistributedTrainer:
         hooks: Sequence[Hook] = (),
         place: RunPlace | None = None,
         store: dist.Store | None = None,
+        blank: bool = False,
     ) -> None:
+        """A `blank` model's weights are whatever memory held: nothing but a checkpoint makes it fit for training."""
         self.config, self.world = config, World.detect()
         setup(self.world)
         self.device = join_group(self.world, config.distributed, store)
         self.place = place or replace(from_rank_0(self.world, lambda: open_place(config)), node=self.world.node)
-        self.model = model
+        self.model, self._blank = model, blank
         self._dataset, self._loss_sum, self._hooks = train_dataset, loss_sum, tuple(hooks)
         self._saver: CheckpointSaver | None = None  # of the last `train`, whose snapshots the next one may go on from
         self._parallel = parallelize(model, config, self.world, self.device)
@@ -146,6 +149,8 @@ class DistributedTrainer:
         if manifest:
             return manifest, saver.catalog.url_of(manifest.step)
         if not self.place.resume_from:
+            if self._blank:
+                raise nothing_sound(saver.catalog.store.url)
             return None
         return saver.resume_from(self.place.resume_from)
 

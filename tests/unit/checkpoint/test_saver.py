@@ -108,6 +108,29 @@ def test_an_unsound_checkpoint_gives_way_to_the_one_before(tmp_path: Path, how: 
     assert Catalog(open_store(tmp_path)).steps() == [1, 2]
 
 
+def test_a_run_without_any_sound_checkpoint_does_not_train_on_spoilt_weights(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    for step in (1, 2):
+        train(model, optimizer, 1)
+        saver.save(step, {})
+    for data in tmp_path.glob("step-*/*/rank-00000.bin"):
+        corrupt(data, "flip")
+    with pytest.raises(CheckpointCorrupt, match="the weights are not what training begins with"):
+        make(tmp_path, seed=1)[0].resume()
+    assert make(tmp_path)[0].resume() is None, "both are set aside: now it begins anew"
+
+
+def test_manifests_that_are_unsound_spoil_no_weights(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    train(model, optimizer, 1)
+    saver.save(1, {})
+    corrupt(tmp_path / "step-00000001" / "manifest.json", "flip")
+    other, model2, _ = make(tmp_path, seed=1)
+    before = [tensor.clone() for tensor in model2.state_dict().values()]
+    assert other.resume() is None
+    assert all(torch.equal(a, b) for a, b in zip(before, model2.state_dict().values(), strict=True))
+
+
 def test_every_single_bit_flip_in_the_data_is_found(tmp_path: Path) -> None:
     saver, model, optimizer = make(tmp_path)
     train(model, optimizer, 1)
