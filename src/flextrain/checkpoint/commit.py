@@ -5,14 +5,17 @@ A rank that fails signs off its error instead, and one that never answers strand
 
 import json
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-from flextrain.checkpoint.arena import Layout
 from flextrain.checkpoint.catalog import MANIFEST, Catalog, check_objects, taken
 from flextrain.checkpoint.generation import refuse_superseded
-from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEntry
+from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.parts import Part, merged
 from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.verdict import error_of, give_up, settle
 from flextrain.errors import CheckpointError, FlextrainError, StorageError, unpack
@@ -21,35 +24,12 @@ from flextrain.storage import Store
 
 POLL_S = 0.02
 REMOTE_POLL_S = 0.25
+GATHER_THREADS = 32
+CROWD = 64  # ranks that may ask a store REMOTE_POLL_S apart; more of them ask less often
+
+Result = TypeVar("Result")
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one rank wrote: its shards as (tensor name, dtype, full shape, shard), and its objects by name."""
-
-    shards: list[tuple[str, str, tuple[int, ...], Shard]]
-    objects: dict[str, ObjectEntry]
-
-    def to_json(self) -> bytes:
-        shards = [(name, dtype, shape, asdict(shard)) for name, dtype, shape, shard in self.shards]
-        return json.dumps({"shards": shards, "objects": {k: asdict(v) for k, v in self.objects.items()}}).encode()
-
-    @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> "Part":
-        shards = [
-            (name, dtype, tuple(shape), Shard(s["object"], s["offset"], tuple(s["start"]), tuple(s["shape"])))
-            for name, dtype, shape, s in body["shards"]
-        ]
-        objects = {k: ObjectEntry(v["size_bytes"], tuple(v["chunks"])) for k, v in body["objects"].items()}
-        return cls(shards, objects)
-
-
-def part_of(layout: Layout, name: str, entry: ObjectEntry) -> Part:
-    """What a rank wrote whose whole snapshot became the object `name`."""
-    shards = [(p.name, p.dtype, p.full_shape, Shard(name, p.offset, p.start, p.box_shape)) for p in layout.places]
-    return Part(shards, {name: entry})
 
 
 @dataclass(frozen=True)
@@ -67,17 +47,9 @@ class Attempt:
         return f"{self.name}/rank-{rank:05d}.bin"
 
 
-def merge(attempt: Attempt, state: dict[str, Any], parts: list[Part]) -> Manifest:
+def merge(attempt: Attempt, state: dict[str, Any], parts: Sequence[Part]) -> Manifest:
     """One manifest from what every rank wrote. Pure."""
-    shards: dict[str, list[Shard]] = {}
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for part in parts:
-        for name, dtype, shape, shard in part.shards:
-            kinds[name] = (dtype, shape)
-            shards.setdefault(name, []).append(shard)
-    tensors = {name: TensorEntry(*kinds[name], tuple(found)) for name, found in shards.items()}
-    objects = {name: entry for part in parts for name, entry in part.objects.items()}
-    return Manifest(attempt.step, attempt.name, attempt.world_size, state, tensors, objects)
+    return merged(attempt.step, attempt.name, attempt.world_size, state, parts)
 
 
 def sign_off(catalog: Catalog, attempt: Attempt, rank: int, part: Part | FlextrainError) -> None:
@@ -92,11 +64,9 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
     found: dict[str, Part] = {}
     deadline = time.monotonic() + timeout_s
     while True:
-        refuse_superseded(
-            catalog.store, attempt.name
-        )  # first: else a part that was removed for it looks like a bad disk
-        for key in {entry.key for entry in folder.list(attempt.name)}.intersection(records) - found.keys():
-            part = signed_off(catalog, attempt, records.index(key))
+        refuse_superseded(catalog.store, attempt.name)  # first: what was removed for it looks like a bad disk
+        new = sorted({entry.key for entry in folder.list(attempt.name)}.intersection(records) - found.keys())
+        for key, part in zip(new, _many(partial(_record, folder), new), strict=True):
             if isinstance(part, FlextrainError):
                 raise part
             if part:
@@ -163,11 +133,22 @@ def decided(catalog: Catalog, attempt: Attempt) -> Manifest | None:
 
 def signed_off(catalog: Catalog, attempt: Attempt, rank: int) -> Part | FlextrainError | None:
     """What an earlier life of a rank's writer signed off, which is final: rank 0 may have acted on it."""
-    record = _get(catalog.folder(attempt.step), attempt.record(rank))
-    if record is None:
+    return _record(catalog.folder(attempt.step), attempt.record(rank))
+
+
+def _record(folder: Store, key: str) -> Part | FlextrainError | None:
+    text = _get(folder, key)
+    if text is None:
         return None
-    body = json.loads(record)
-    return unpack(body["error"]) if "error" in body else Part.from_dict(body)
+    return unpack(json.loads(text)["error"]) if text.startswith(b'{"error"') else Part.from_json(text)
+
+
+def _many(action: Callable[[str], Result], keys: Sequence[str]) -> list[Result]:
+    """The results of `action`, which mostly waits for a store, in the order of `keys`."""
+    if len(keys) <= 1:
+        return [action(key) for key in keys]
+    with ThreadPoolExecutor(min(len(keys), GATHER_THREADS)) as pool:
+        return list(pool.map(action, keys))
 
 
 def explained(error: Exception, what: str) -> FlextrainError:
@@ -199,11 +180,11 @@ def await_commit(catalog: Catalog, attempt: Attempt, timeout_s: float) -> Manife
             return manifest
         if time.monotonic() > deadline:
             raise _silent(attempt, "rank 0 neither committed nor gave up", timeout_s)
-        _wait(catalog)
+        _wait(catalog, crowd=attempt.world_size)
 
 
-def _wait(catalog: Catalog) -> None:
-    time.sleep(POLL_S if catalog.store.local_root else REMOTE_POLL_S)
+def _wait(catalog: Catalog, crowd: int = 1) -> None:
+    time.sleep((POLL_S if catalog.store.local_root else REMOTE_POLL_S) * max(1.0, crowd / CROWD))
 
 
 def _silent(attempt: Attempt, what: str, timeout_s: float) -> CheckpointError:

@@ -37,9 +37,10 @@ from flextrain.checkpoint.catalog import (
     create_manifest,
     read_manifest,
 )
-from flextrain.checkpoint.commit import Attempt, Part, merge
+from flextrain.checkpoint.commit import Attempt, merge
 from flextrain.checkpoint.dcp_metadata import plain_planner_data, torch_metadata
-from flextrain.checkpoint.manifest import ITEM_BYTES, OBJECT_NAME, Manifest, Shard
+from flextrain.checkpoint.manifest import ITEM_BYTES, OBJECT_NAME, Manifest
+from flextrain.checkpoint.parts import Part, part_of
 from flextrain.checkpoint.persist import persist
 from flextrain.checkpoint.reader import read_boxes
 from flextrain.checkpoint.shards import Box
@@ -215,12 +216,13 @@ def _box(item: WriteItem, planner: SavePlanner) -> Box:
 def _write(folder: Store, seat: Seat, boxes: list[Box]) -> Part:
     """One object with all of a rank's boxes, copied side by side into memory first."""
     layout, name = layout_of(boxes), seat.attempt.data(seat.rank)
-    shards = [(p.name, p.dtype, p.full_shape, Shard(name, p.offset, p.start, p.box_shape)) for p in layout.places]
     arena = Arena.create(layout, slots=1)
     try:
         for view, box in zip(slot_views(arena, 0), boxes, strict=True):
             view.copy_(box.local)
-        return Part(shards, {name: persist(folder, folder, name, arena.slot(0), layout.size_bytes)} if shards else {})
+        if not boxes:
+            return Part()
+        return part_of(layout, name, persist(folder, folder, name, arena.slot(0), layout.size_bytes))
     finally:
         arena.close()
 

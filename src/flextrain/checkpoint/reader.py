@@ -62,7 +62,7 @@ def parts_of(manifest: Manifest, boxes: Iterable[Box]) -> dict[str, Parts]:
     """What boxes need of each object, by the object's name."""
     wanted: dict[str, list[Target]] = defaultdict(list)
     for box in boxes:
-        for shard in manifest.tensors[box.name].shards:
+        for shard in manifest.tensors[box.name].touching(box.start, tuple(box.local.shape)):
             if all(low < high for low, high in _bounds(shard, box)):
                 wanted[shard.object] += _targets(shard, box)
     return {name: Parts(targets) for name, targets in sorted(wanted.items())}

@@ -9,9 +9,10 @@ import torch
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
-from flextrain.checkpoint.commit import Attempt, Part, merge
+from flextrain.checkpoint.commit import Attempt, merge
 from flextrain.checkpoint.exchange import read_together
 from flextrain.checkpoint.manifest import Manifest, TensorEntry
+from flextrain.checkpoint.parts import Part
 from flextrain.checkpoint.reader import check_fits
 from flextrain.checkpoint.shards import State, boxes_to_write, spread
 from flextrain.checkpoint.snapshot import layout_of, slot_views

@@ -18,8 +18,9 @@ from typing import Any
 
 from flextrain.checkpoint.arena import Layout
 from flextrain.checkpoint.catalog import STEP_FOLDER, step_folder
-from flextrain.checkpoint.commit import Attempt, Part, part_of
+from flextrain.checkpoint.commit import Attempt
 from flextrain.checkpoint.manifest import sealed, unsealed
+from flextrain.checkpoint.parts import Part, part_of
 from flextrain.checkpoint.persist import SPARES, flush, keep_spare, persist
 from flextrain.errors import CheckpointCorrupt, CheckpointError
 from flextrain.log import get_logger
@@ -71,7 +72,7 @@ class Staging:
 
     def put(self, attempt: Attempt, rank: int, state: dict[str, Any], layout: Layout, memory: memoryview) -> Staged:
         """Make a snapshot durable here, then its record. Raises OSError or StorageError."""
-        part, name = Part([], {}), attempt.data(rank)
+        part, name = Part(), attempt.data(rank)
         if layout.size_bytes:
             entry = persist(self.store, self.folder(attempt.step), name, memory, layout.size_bytes)
             part = part_of(layout, name, entry)

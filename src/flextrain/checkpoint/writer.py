@@ -28,15 +28,14 @@ from flextrain.checkpoint.arena import Arena, Layout
 from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.commit import (
     Attempt,
-    Part,
     await_commit,
     commit,
     explained,
-    part_of,
     sign_off,
     signed_off,
 )
 from flextrain.checkpoint.generation import leased
+from flextrain.checkpoint.parts import Part, part_of
 from flextrain.checkpoint.persist import persist
 from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.staging import Staging, spoilt
@@ -304,7 +303,7 @@ def _attempt(request: Request) -> Attempt:
 def _persist(catalog: Catalog, attempt: Attempt, request: Request, arena: Arena) -> Part:
     layout, name = arena.layout, attempt.data(request.rank)
     if not layout.size_bytes:
-        return Part([], {})
+        return Part()
     folder = catalog.folder(request.step)
     return part_of(
         layout, name, persist(catalog.store, folder, name, arena.slot(request.slot), layout.size_bytes, _limit(request))

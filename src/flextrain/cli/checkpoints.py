@@ -235,7 +235,7 @@ def _world_and_state(found: "Found") -> tuple[str, str]:
 
 def _tensor_lines(manifest: "Manifest") -> list[str]:
     rows = [
-        (entry.dtype, "x".join(map(str, entry.shape)) or "scalar", f"{len(entry.shards)} shards", printable(name))
+        (entry.dtype, "x".join(map(str, entry.shape)) or "scalar", f"{entry.shard_count} shards", printable(name))
         for name, entry in sorted(manifest.tensors.items())
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

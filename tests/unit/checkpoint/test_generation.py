@@ -9,16 +9,17 @@ import torch
 from torch import nn
 
 from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, generation
-from flextrain.checkpoint.commit import Attempt, Part, await_commit, commit, sign_off
+from flextrain.checkpoint.commit import Attempt, await_commit, commit, sign_off
 from flextrain.checkpoint.generation import LEASE_S, Standing, claim, generation_of, leased, refuse_superseded, standing
 from flextrain.checkpoint.manifest import ObjectEntry
+from flextrain.checkpoint.parts import Part
 from flextrain.checkpoint.survey import survey
 from flextrain.checkpoint.verdict import condemn, error_of, give_up, settle
 from flextrain.cli.main import main
 from flextrain.errors import CheckpointError, StorageError
 from flextrain.storage import Store, open_store
 
-EMPTY = Part([], {})
+EMPTY = Part()
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_an_attempt_about_to_be_committed_is_not_removed_and_one_with_a_part_gon
     catalog.remove(doomed)
     assert catalog.folder(5).size(attempt.record(0)) is not None
     lone = Attempt(6, "torchs-own", world_size=1)
-    sign_off(catalog, lone, 0, Part([], {lone.data(0): ObjectEntry(3, ("0" * 16,))}))
+    sign_off(catalog, lone, 0, Part({lone.data(0): ObjectEntry(3, ("0" * 16,))}))
     with pytest.raises(CheckpointError, match=r"rank-00000\.bin is missing"):
         commit(catalog, lone, {}, Keep(1), timeout_s=5.0)
     assert catalog.steps() == []

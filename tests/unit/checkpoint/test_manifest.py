@@ -14,12 +14,12 @@ SOUND = Manifest(
     world_size=2,
     state={"position": 80},
     tensors={
-        "model.w": TensorEntry(
+        "model.w": TensorEntry.of(
             "float32",
             (4, 2),
             (Shard("abc/rank-00000.bin", 0, (0, 0), (2, 2)), Shard("abc/rank-00001.bin", 0, (2, 0), (2, 2))),
         ),
-        "optim.w.step": TensorEntry("float32", (), (Shard("abc/rank-00000.bin", 64, (), ()),)),
+        "optim.w.step": TensorEntry.of("float32", (), (Shard("abc/rank-00000.bin", 64, (), ()),)),
     },
     objects={"abc/rank-00000.bin": ObjectEntry(128, ("00",)), "abc/rank-00001.bin": ObjectEntry(64, ("11",))},
 )
@@ -40,7 +40,7 @@ def edit(path: list[Any], value: Any) -> bytes:
 
 
 SHARD = ["tensors", "model.w", "shards", 0]
-AT = {"object": "abc/rank-00000.bin", "offset": 0, "start": [0], "shape": [0]}
+AT = {"object": 0, "offset": 0, "start": [0], "shape": [0]}
 NONE = {"dtype": "float32", "shape": [0], "shards": []}
 ALL = {"dtype": "float32", "shape": [32], "shards": [{**AT, "shape": [32]}]}
 ROWS = [{**AT, "start": [row, 0], "shape": [1, 16]} for row in range(9)]
@@ -51,10 +51,12 @@ BROKEN = {
     "a list": sealed(b"[]"),
     "no seal": unsealed(SOUND.to_json()),
     "another format": edit(["format"], "pickle"),
-    "a newer version": edit(["schema_version"], 3),
+    "a newer version": edit(["schema_version"], 4),
     "no tensors": edit(["tensors"], None),
     "a missing shard": edit(["tensors", "model.w", "shards"], []),
     "an object outside the folder": edit([*SHARD, "object"], "../../etc/passwd"),
+    "an object that is not there": edit([*SHARD, "object"], 2),
+    "an object before the first": edit([*SHARD, "object"], -1),
     "an unknown dtype": edit(["tensors", "model.w", "dtype"], "object"),
     "a shard past its object": edit([*SHARD, "offset"], 4096),
     "a negative offset": edit([*SHARD, "offset"], -8),

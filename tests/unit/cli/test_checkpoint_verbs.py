@@ -181,7 +181,7 @@ def test_a_damaged_manifest_is_listed_as_such_and_not_shown(tmp_path: Path, caps
 def test_a_hostile_manifest_steers_no_terminal(tmp_path: Path, capsys: Said) -> None:
     evil = "model.\x1b]0;owned\x07"
     name = "abc/rank-00000.bin"
-    tensors = {evil: TensorEntry("uint8", (0,), (Shard(name, 0, (0,), (0,)),))}
+    tensors = {evil: TensorEntry.of("uint8", (0,), (Shard(name, 0, (0,), (0,)),))}
     hostile = Manifest(1, "abc\x1b[2J", 1, {evil: "\x9b31m"}, tensors, {name: ObjectEntry(0, ())})
     open_store(tmp_path / "step-00000001").put("manifest.json", hostile.to_json())
     open_store(tmp_path / "step-00000001").put(name, b"")
