@@ -108,6 +108,16 @@ def test_checkpoint_benchmark_measures_memory_and_training(tmp_path: Path) -> No
     assert [claim.unit for claim in claims] == ["ms", "%"]
 
 
+def test_scale_benchmark_commits_what_many_ranks_signed_off(tmp_path: Path) -> None:
+    scale = importlib.import_module("checkpoint_scale")
+    shapes = scale.llama_70b(layers=1)
+    claims = {claim.name: claim for claim in scale.measure(str(tmp_path), 40, shapes, 2)}
+    assert claims["40 ranks commit and are validated"].goal == "<= 2"
+    assert claims["shards in it"].value == 3 * len(shapes) * 40 + len(shapes)
+    assert claims["manifest"].value < 0.1
+    assert len(scale.llama_70b()) == 723
+
+
 def test_resume_benchmark_loads_what_it_saved(tmp_path: Path) -> None:
     resume = importlib.import_module("resume")
     claims = resume.measure(tmp_path / "root", 3.0, 1)
