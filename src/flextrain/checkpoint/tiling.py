@@ -24,8 +24,10 @@ class Tiling:
         self._at = [defaultdict[int, int](lambda: draw.randrange(PRIME)) for _ in range(MAX_DIMS)]
 
     def is_exact(self, shape: tuple[int, ...], boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-        """Whether boxes, (start, shape) each, tile a tensor of `shape`, of at most MAX_DIMS dims. Empty ones weigh
-        nothing, wherever they are; sizes must not be negative."""
+        """Whether boxes, (start, shape) each, tile a tensor of `shape`, which has MAX_DIMS dims at most. Empty ones
+        weigh nothing, wherever they are; sizes must not be negative."""
+        if len(shape) > MAX_DIMS:
+            return False
         found = sum(self._weight(start, size) for start, size in boxes)
         return (found - self._weight((0,) * len(shape), shape)) % PRIME == 0
 

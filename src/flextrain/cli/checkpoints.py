@@ -1,4 +1,4 @@
-"""`flextrain checkpoint …`: its parser, and the bodies of ls, show, verify, gc and export. Imports when a verb runs."""
+"""`flextrain checkpoint …`: its parser, and the bodies of its verbs. Imports when a verb runs."""
 
 import argparse
 import json
@@ -23,6 +23,7 @@ examples:
   flextrain checkpoint ls runs/default                        what an experiment has saved
   flextrain checkpoint verify s3://bucket/exp/RUN             every byte against its hash
   flextrain checkpoint export runs/default out --format safetensors
+  flextrain checkpoint import ~/models/gpt2 runs/gpt2/imported
 """
 LS = """\
 examples:
@@ -61,6 +62,15 @@ safetensors: the weights; with config.json, for AutoModelForCausalLM.from_pretra
 transformers. dcp: weights and optimizer state for torch.distributed.checkpoint.load. A run or an experiment gives its
 newest checkpoint.
 """
+IMPORT = """\
+examples:
+  flextrain checkpoint import ~/models/gpt2 runs/gpt2/imported
+  flextrain checkpoint import torch-checkpoint s3://bucket/exp/RUN/checkpoints --format dcp
+
+SOURCE is a folder with model.safetensors (or its index and files), whose tensors become weights, or one that
+torch.distributed.checkpoint.save made of {"model": …, "optim": …} or of a model's state. Nothing in it is run.
+OUT gets a folder step-00000000 or of the step that SOURCE records, unless it is named like one itself.
+"""
 
 
 def add_verbs(add: Add) -> None:
@@ -80,6 +90,10 @@ def add_verbs(add: Add) -> None:
     export_ = _url(add("export", export, "write a checkpoint in another format", EXPORT))
     export_.add_argument("folder", metavar="OUT", help="folder to make")
     export_.add_argument("--format", required=True, choices=["safetensors", "dcp"], help="format to write")
+    import_ = add("import", import_checkpoint, "make a checkpoint of another format one of ours", IMPORT)
+    import_.add_argument("source", metavar="SOURCE", help="folder of this machine")
+    import_.add_argument("out", metavar="OUT", help="folder or URL where checkpoints lie, or the checkpoint to make")
+    import_.add_argument("--format", choices=["safetensors", "dcp"], help="format to read (default: look)")
 
 
 def ls(args: argparse.Namespace) -> None:
@@ -199,6 +213,16 @@ def export(args: argparse.Namespace) -> None:
     write = export_safetensors if args.format == "safetensors" else export_dcp
     files = write(found.url, args.folder)
     print("\n".join([f"checkpoint  {found.url}", *(f"wrote       {args.folder}/{name}" for name in files)]))
+
+
+def import_checkpoint(args: argparse.Namespace) -> None:
+    from flextrain.checkpoint.importing import import_checkpoint
+
+    made = import_checkpoint(args.source, args.out, args.format)
+    print(f"checkpoint  {made.url}")
+    print(f"holds       {len(made.manifest.tensors)} tensors, {format_bytes(made.manifest.size_bytes)}")
+    for name in made.left_out:
+        print(f"left out    {printable(name)} (no tensor)")
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ from flextrain.checkpoint.manifest import Manifest, ObjectEntry, Shard, TensorEn
 from flextrain.cli.main import main
 from flextrain.storage import open_store
 
-VERBS = ["ls", "show", "verify", "gc", "export"]
+VERBS = ["ls", "show", "verify", "gc", "export", "import"]
 
 
 def save(root: str | Path, *steps: int) -> None:
@@ -155,6 +155,26 @@ def test_export_writes_the_newest(runs: Path, tmp_path: Path, kind: str, file: s
     assert (out / file).exists()
     assert main(["checkpoint", "export", str(tmp_path / "run"), str(out), "--format", kind]) == 2
     assert "[FT-CKP-024]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "dcp"])
+def test_what_was_exported_can_be_imported_shown_and_exported_again(tmp_path: Path, kind: str, capsys: Said) -> None:
+    save(tmp_path / "run", 4)
+    for manifest in (tmp_path / "run").rglob("manifest.json"):
+        body = Manifest.from_json(manifest.read_bytes(), "here")
+        manifest.write_bytes(Manifest(**{**vars(body), "state": {"step": 4}}).to_json())
+    out, new = str(tmp_path / "out"), str(tmp_path / "new")
+    assert main(["checkpoint", "export", str(tmp_path / "run"), out, "--format", kind]) == 0
+    assert main(["checkpoint", "import", out, new]) == 0
+    assert f"checkpoint  {new}/step-00000004\nholds " in capsys.readouterr().out
+    assert main(["checkpoint", "verify", new]) == 0
+    assert main(["checkpoint", "show", new, "--tensors"]) == 0
+    assert "model.weight" in capsys.readouterr().out
+    assert main(["checkpoint", "export", new, f"{out}2", "--format", kind]) == 0
+    assert main(["checkpoint", "import", out, new, "--format", kind]) == 2
+    assert "[FT-CKP-020]" in capsys.readouterr().err
+    assert main(["checkpoint", "import", str(tmp_path / "run"), new]) == 2
+    assert "[FT-CKP-062]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", [["ls"], ["show"], ["verify"], ["gc"], ["export", "out", "--format", "dcp"]])
