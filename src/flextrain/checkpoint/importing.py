@@ -21,9 +21,10 @@ from torch import Tensor
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import MANIFEST, STEP_FOLDER, create_manifest, step_folder
-from flextrain.checkpoint.commit import Attempt, Part, merge, part_of
+from flextrain.checkpoint.commit import Attempt, merge
 from flextrain.checkpoint.dcp_pickle import Described, Piece, described
 from flextrain.checkpoint.manifest import ITEM_BYTES, Manifest, ObjectEntry
+from flextrain.checkpoint.parts import Part, part_of
 from flextrain.checkpoint.persist import persist
 from flextrain.checkpoint.shards import Box
 from flextrain.checkpoint.snapshot import layout_of, slot_views
