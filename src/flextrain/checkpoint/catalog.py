@@ -1,6 +1,8 @@
 """The checkpoints below one root: listing, committing, retiring, finding the newest. Torch-free."""
 
+import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -184,6 +186,7 @@ def _objects(entries: Iterable[Entry]) -> Iterator[tuple[int, list[str], float]]
 
 def read_manifest(folder: Store) -> Manifest:
     """The manifest in a step's folder; CheckpointError where nothing was committed there."""
+    _refuse_what_is_no_file(folder)
     try:
         text = folder.get(MANIFEST)
     except StorageError as error:
@@ -195,6 +198,17 @@ def read_manifest(folder: Store) -> Manifest:
             ) from error
         raise
     return Manifest.from_json(text, folder.url_of(MANIFEST))
+
+
+def _refuse_what_is_no_file(folder: Store) -> None:
+    """A link could lead to any file of this machine, and a pipe would make us wait for ever."""
+    path = folder.local_root / MANIFEST if folder.local_root else None
+    if path and os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise CheckpointCorrupt(
+            f"{path} is no file of its own, but a link, a folder or a pipe",
+            number=1,
+            remedy="an older checkpoint is used where there is one",
+        )
 
 
 def check_objects(places: Places, manifest: Manifest) -> None:

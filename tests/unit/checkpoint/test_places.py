@@ -150,6 +150,17 @@ def test_an_object_behind_a_link_is_refused_even_alone(tmp_path: Path) -> None:
         load_weights(str(copies.files[0].parents[1]), Tiny(len(copies.subject.model.wide)))
 
 
+@pytest.mark.parametrize("how", [make_pipe, make_folder, link], ids=lambda how: how.__name__)
+def test_a_manifest_that_is_no_file_is_refused(tmp_path: Path, how: Callable[[Path], None]) -> None:
+    copies = Copies(tmp_path)
+    step = copies.files[0].parents[1]
+    (step / "deep" / "deeper").mkdir(parents=True)
+    how((step / "manifest.json").rename(step / "deep" / "deeper" / "manifest.json"))
+    (step / "deep" / "deeper" / "manifest.json").rename(step / "manifest.json")
+    with pytest.raises(CheckpointCorrupt, match="is no file of its own"):
+        load_weights(str(step), Tiny(len(copies.subject.model.wide)))
+
+
 def test_a_bad_block_costs_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies(tmp_path)
     preadv, stream_range = os.preadv, Store.stream_range
