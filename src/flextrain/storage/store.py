@@ -22,6 +22,14 @@ PART_BYTES, PARTS_AT_ONCE = 16 << 20, 8
 MAX_PARTS = 10_000  # of one object, on S3 and on Google's
 PIECE_BYTES = 256 << 10  # of a stream: still in the processor's cache when it is used
 
+AZURE = "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY…, or a managed identity"
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID…, a profile or an instance role",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or the machine's account",
+    "az": AZURE,
+    "abfs": AZURE,
+}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -237,6 +245,6 @@ def open_store(url: str | Path) -> Store:
         raise StorageError(
             f"{url}: {reason}",
             number=7,
-            remedy="set up credentials (AWS_ACCESS_KEY_ID…, a profile or an instance role)",
+            remedy=f"set up credentials ({CREDENTIALS[scheme]}); docs/stores.md lists them",
         ) from error
     return Store(url, backend, prefix.strip("/"))

@@ -152,6 +152,14 @@ def test_a_bucket_without_credentials_is_an_error_that_says_so(tmp_path: Path, m
     assert "AWS_ACCESS_KEY_ID" in caught.value.remedy
 
 
+def test_an_account_that_nobody_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StorageError, match="az://container/x") as caught:
+        open_store("az://container/x")
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in caught.value.remedy
+
+
 def test_stat_tells_size_and_age(store: Store) -> None:
     store.put("a/x", b"123")
     entry = store.stat("a/x")
