@@ -15,7 +15,6 @@ from flextrain.errors import FlextrainError, StorageError
 from flextrain.log import get_logger
 from flextrain.storage import Store
 
-THREADS = 8
 Places = Store | Sequence[Store]
 
 log = get_logger(__name__)
@@ -90,7 +89,8 @@ class Parts:
 
 
 class Chunks:
-    """The chunks of one object, fetched and verified by THREADS threads. A context: it holds files open."""
+    """The chunks of one object, fetched and verified by as many threads as suit its nearest place. A context: it holds
+    files open."""
 
     def __init__(self, places: Places, name: str, entry: ObjectEntry, *, cached: bool = True) -> None:
         """Where `cached` is false, files are read from the disk itself."""
@@ -135,7 +135,7 @@ class Chunks:
         raise next((error for error in errors if isinstance(error, StorageError)), errors[-1])
 
     def _run(self, indexes: Iterable[int], fetch: Callable[[int], None]) -> None:
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(self._sources[0].threads) as pool:
             for _ in pool.map(fetch, indexes):
                 pass
 

@@ -48,6 +48,8 @@ class Source(ABC):
     error that holds for every chunk of the object, once there is one.
     """
 
+    threads = 8  # that ask at the same time, where this is the nearest place
+
     def __init__(self, folder: Store, name: str, entry: ObjectEntry) -> None:
         self.folder, self.name, self.entry = folder, name, entry
         self.lost: FlextrainError | None = None
@@ -86,6 +88,8 @@ class Source(ABC):
 
 class InStore(Source):
     """An object of a remote store, read range by range: each is a request, and nothing is held open."""
+
+    threads = 16  # a connection each: a server gives one no more than some 80 MB/s, or the next while one is hashed
 
     def open(self, *, cached: bool) -> None:
         pass

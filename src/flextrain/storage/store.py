@@ -18,7 +18,7 @@ from flextrain.storage.connect import connect
 
 REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "memory")
 DOWNLOAD_CHUNK_BYTES = 16 << 20
-PART_BYTES, PARTS_AT_ONCE = 16 << 20, 8
+PART_BYTES, PARTS_AT_ONCE = 32 << 20, 8
 MAX_PARTS = 10_000  # of one object, on S3 and on Google's
 PIECE_BYTES = 256 << 10  # of a stream: still in the processor's cache when it is used
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.s3 import Bucket, bucket, s3_endpoint
 
+__all__ = ["bucket", "s3_endpoint"]
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SOURCE = BENCHMARKS.parent / "src"
 
@@ -116,6 +118,20 @@ def test_scale_benchmark_commits_what_many_ranks_signed_off(tmp_path: Path) -> N
     assert claims["shards in it"].value == 3 * len(shapes) * 40 + len(shapes)
     assert claims["manifest"].value < 0.1
     assert len(scale.llama_70b()) == 723
+
+
+def test_object_store_benchmark_moves_the_same_bytes_as_the_others(bucket: Bucket, tmp_path: Path) -> None:
+    environ = {**os.environ, **bucket.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(SOURCE)])}
+    flags = ["--endpoint", bucket.endpoint, "--objects", "2", "--object-mb", "1", "--repetitions", "1"]
+    script = [sys.executable, str(BENCHMARKS / "object_store.py"), *flags, "--json", str(tmp_path / "claims.json")]
+    subprocess.run(script, env=environ, check=True, stdout=subprocess.PIPE)
+    claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
+    rates = {claim["name"]: claim["value"] for claim in claims if claim["goal"] is None}
+    assert {f"{way}: {name}" for way in ("up", "down") for name in ("ours", "boto3")} <= rates.keys()
+    assert [claim["goal"] for claim in claims if claim["goal"]] == [">= 95", ">= 95"]
+    left = [found["Name"] for found in bucket.client().list_buckets()["Buckets"]]
+    assert bucket.name in left
+    assert not [name for name in left if name.startswith("benchmark-")], "its own bucket is still there"
 
 
 def test_resume_benchmark_loads_what_it_saved(tmp_path: Path) -> None:

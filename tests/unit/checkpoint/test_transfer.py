@@ -127,7 +127,7 @@ def test_an_object_of_an_earlier_life_does_not_stand_in_for_hashes(
 
 
 @pytest.mark.parametrize(
-    ("size_mb", "part_bytes"), [(17, 16 << 20), (160_000, 16 << 20), (160_001, 16777321), (5_000_000, 524_288_000)]
+    ("size_mb", "part_bytes"), [(33, 32 << 20), (320_000, 32 << 20), (320_001, 33554537), (5_000_000, 524_288_000)]
 )
 def test_parts_grow_with_the_object_so_that_no_more_than_ten_thousand_are_needed(
     monkeypatch: pytest.MonkeyPatch, size_mb: int, part_bytes: int
