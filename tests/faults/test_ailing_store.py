@@ -28,7 +28,7 @@ def proxy(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     def hurried(url: str, **options: Any) -> Any:
         pauses = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=20), "base": 2.0}
         options["retry_config"] = {"max_retries": 4, "backoff": pauses}
-        options["client_options"] = {**options["client_options"], "timeout": timedelta(seconds=0.4)}
+        options["client_options"] = {**options["client_options"], "timeout": timedelta(seconds=1.5)}
         return plain(url, **options)
 
     monkeypatch.setattr(connect, "from_url", hurried)

@@ -10,6 +10,7 @@ import ctypes
 import json
 import mmap
 import os
+import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class Arena:
     def __init__(self, layout: Layout, slots: int, fd: int) -> None:
         """Map the block behind `fd`, which must be as long as `create` made it for this layout."""
         self.layout, self.slots, self.fd = layout, slots, fd
+        self._closed = weakref.finalize(self, os.close, fd)  # an open descriptor keeps all the memory
         self._map = mmap.mmap(fd, _block_bytes(layout, slots))
 
     @classmethod
@@ -109,7 +111,8 @@ class Arena:
         return memoryview(self._map)[start : start + LABEL_BYTES]
 
     def close(self) -> None:
-        os.close(self.fd)  # the map goes with its last view
+        """Done by itself when nobody refers to this object any more; the map goes with its last view."""
+        self._closed()
 
 
 def _block_bytes(layout: Layout, slots: int) -> int:

@@ -39,6 +39,8 @@ class Saver:
     earlier saver of the same state had is gone on with, and so are the snapshots in it.
     """
 
+    held = False  # whether `hold` is called before the tensors change; else training waits for copies from a GPU
+
     def __init__(
         self,
         catalog: Catalog,
@@ -81,7 +83,11 @@ class Saver:
         layout = layout_of(boxes)
         if self.arena is None or self.arena.layout != layout:
             self.arena = Arena.create(layout, SLOTS)
-        return Snapshots(self.arena, boxes)
+        return Snapshots(self.arena, boxes, self._changing())
+
+    def _changing(self) -> set[str]:
+        """Names of tensors that change even before `hold` is called."""
+        return set()
 
     def follow(self, state: State) -> bool:
         """Save these tensors from now on; returns whether they are laid out as those before, else nothing changes."""
@@ -90,7 +96,7 @@ class Saver:
             return False
         self._tensors = lambda: state
         if self._snapshots:
-            self._snapshots.watch(boxes)
+            self._snapshots.watch(boxes, self._changing())
         return True
 
     def snapshot(self, step: int, state: dict[str, Any], tier: CheckpointTier = CheckpointTier.S3) -> list[Saved]:
@@ -125,6 +131,8 @@ class Saver:
         assert self._snapshots
         self.arena.put_label(slot, None)
         self._snapshots.take(slot)
+        if not self.held:
+            self._snapshots.wait()
         self._unsent = request, tier
         return done + self.poll()
 
@@ -210,7 +218,9 @@ class Saver:
 
 
 class CheckpointSaver(Saver):
-    """Checkpoints of one model and optimizer."""
+    """Checkpoints of one model and optimizer. Where they are on a GPU, call `hold` before the optimizer's update."""
+
+    held = True
 
     def __init__(
         self,
@@ -227,3 +237,7 @@ class CheckpointSaver(Saver):
             return model_state(model) | optimizer_state(model, optimizer)
 
         super().__init__(catalog, tensors, keep, commit_timeout_s, route, arena)
+        self._buffers = {f"model.{name}" for name, _ in model.named_buffers()}
+
+    def _changing(self) -> set[str]:
+        return self._buffers  # forward writes to them: running means, counters

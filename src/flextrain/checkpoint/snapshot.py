@@ -1,10 +1,15 @@
 """Torch's side of the arena: the layout of a state, and the one batched copy that takes a snapshot."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 from flextrain.checkpoint.arena import ALIGN_BYTES, Arena, Layout, Place, padded
+from flextrain.checkpoint.gpu import Lane, pin
 from flextrain.checkpoint.shards import Box
+
+GPU = "cuda"  # where copies need not be waited for
 
 
 def layout_of(boxes: list[Box]) -> Layout:
@@ -19,53 +24,67 @@ def layout_of(boxes: list[Box]) -> Layout:
 
 
 class Snapshots:
-    """Copies of one set of boxes in an arena's slots. On CUDA the copy runs on a stream of its own, beside the next
-    forward and backward; `settled` says when it is done, and `hold` makes the optimizer wait for it."""
+    """Copies of one set of boxes in an arena's slots. From GPUs they are made on streams of their own, beside the next
+    forward and backward; `settled` says when they are done, and `hold` makes the optimizer wait for them.
 
-    def __init__(self, arena: Arena, boxes: list[Box]) -> None:
-        self._sources = [box.local.detach() for box in boxes]
+    What lies on the CPU, as an optimizer's counters may beside moments on a GPU, is copied at once.
+    """
+
+    def __init__(self, arena: Arena, boxes: list[Box], changing: Collection[str] = ()) -> None:
+        """`changing` names tensors that do not wait for `hold`: buffers, which the next forward may write to."""
         self._views = [slot_views(arena, index) for index in range(arena.slots)]
-        self._cuda = bool(self._sources) and self._sources[0].is_cuda
-        self._stream = torch.cuda.Stream() if self._cuda else None
-        self._done: torch.cuda.Event | None = None
-        if self._cuda:
-            for index in range(arena.slots):
-                raw = torch.frombuffer(arena.slot(index), dtype=torch.uint8)
-                torch.cuda.cudart().cudaHostRegister(raw.data_ptr(), raw.nbytes, 0)
+        self._lanes: dict[torch.device, Lane] = {}
+        self.watch(boxes, changing)
+        if self._lanes:
+            slots = [torch.frombuffer(arena.slot(index), dtype=torch.uint8) for index in range(arena.slots)]
+            pin(self, slots, list(self._lanes.values()))
 
-    def watch(self, boxes: list[Box]) -> None:
-        """Copy from these boxes from now on; they are laid out as those before."""
+    def watch(self, boxes: list[Box], changing: Collection[str] = ()) -> None:
+        """Copy from these boxes from now on; they are laid out as those before, and on the same devices."""
+        self.wait()
         self._sources = [box.local.detach() for box in boxes]
+        self._changing = [box.name in changing for box in boxes]
+        self._by_device = by_device(self._sources)
+        for device in self._by_device:
+            if device.type == GPU and device not in self._lanes:
+                self._lanes[device] = Lane(device)
 
     def take(self, slot: int) -> None:
-        """Copy the state as it is now into a slot. On the CPU it is there when this returns."""
-        if self._stream is None:
-            if self._sources:
-                torch._foreach_copy_(self._views[slot], self._sources)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            torch._foreach_copy_(self._views[slot], self._sources, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record()
+        """Copy the state as it is now into a slot. What lies on the CPU is there when this returns."""
+        for device, indexes in self._by_device.items():
+            views = [self._views[slot][index] for index in indexes]
+            sources = [self._sources[index] for index in indexes]
+            if lane := self._lanes.get(device):
+                lane.copy(views, sources, [self._changing[index] for index in indexes])
+            else:
+                torch._foreach_copy_(views, sources)
 
     def settled(self) -> bool:
-        return self._done is None or self._done.query()
+        return all(lane.settled() for lane in self._lanes.values())
 
     def wait(self) -> None:
         """Until the copy is complete."""
-        if self._done is not None:
-            self._done.synchronize()
+        for lane in self._lanes.values():
+            lane.wait()
 
     def hold(self) -> None:
         """Order everything queued from now on, the optimizer's update first of all, behind the copy."""
-        if self._done is not None:
-            torch.cuda.current_stream().wait_event(self._done)
+        for lane in self._lanes.values():
+            lane.hold()
 
     def restore(self, slot: int) -> None:
         """Copy a slot back into the state it was taken from."""
-        if self._sources:
-            torch._foreach_copy_(self._sources, self._views[slot])
+        self.wait()
+        for indexes in self._by_device.values():
+            torch._foreach_copy_([self._sources[i] for i in indexes], [self._views[slot][i] for i in indexes])
+
+
+def by_device(tensors: list[Tensor]) -> dict[torch.device, list[int]]:
+    """Indexes of the tensors on each device, in their order."""
+    found: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        found.setdefault(tensor.device, []).append(index)
+    return found
 
 
 def slot_views(arena: Arena, slot: int) -> list[Tensor]:
