@@ -1,7 +1,10 @@
 """Durable state: raw chunks with hashes, one manifest per step whose creation is the commit, any world size to any.
 
 <root>/step-00000050/<attempt>/rank-00000.bin    immutable, written by every rank
+<root>/step-00000050/<attempt>/rank-00000.json   what the rank signs off: where its boxes lie in it, or its error
+<root>/step-00000050/<attempt>/verdict.json      created if absent: rank 0 commits these parts, or somebody removes them
 <root>/step-00000050/manifest.json               created if absent: from then on the checkpoint exists
+<root>/generations/00000007.json                 created if absent: who may commit here, until there is a newer one
 """
 
 from typing import TYPE_CHECKING, Any

@@ -83,8 +83,8 @@ def gather(catalog: Catalog, attempt: Attempt, timeout_s: float) -> list[Part]:
 def commit(catalog: Catalog, attempt: Attempt, state: dict[str, Any], keep: Keep, timeout_s: float) -> Manifest:
     """Rank 0's half: gather, commit, retire what is too old. Where it fails, all others are told.
 
-    A writer whose generation was superseded commits nothing any more, and deletes nothing.
-    It may be the second life of a killed writer: what the first one decided, and others have seen, stays decided.
+    A writer whose generation was superseded commits nothing any more, and deletes nothing. It may be the second life of
+    a killed one: what the first one decided, and others have seen, stays decided.
     """
     try:
         manifest = decided(catalog, attempt)
