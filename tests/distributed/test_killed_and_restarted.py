@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flextrain.cli.commands import audit
 from flextrain.tracking import names, read_events
 
 STEPS = 30
@@ -84,3 +85,7 @@ def test_a_killed_run_goes_on_to_the_same_losses(ranks: int, tmp_path: Path) -> 
     kill_at_step(broken, ranks, 22, "agent")
     train_to_the_end(broken, ranks)
     assert losses(broken) == expected
+    found = [found for _, found in audit(str(broken / "runs"))]  # killed before it has a checkpoint, a run begins anew
+    assert [one.problems for one in found] == [()] * len(found)
+    assert (found[-1].first, found[-1].last) == (1, STEPS)
+    assert sum(one.lives for one in found) == 4

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flextrain.config import Config, load_config
+from flextrain.errors import GangError
 from flextrain.flowkit.refs import IndexRef
 
 if TYPE_CHECKING:
     from flextrain.data import TokenIndexFile
+    from flextrain.elastic.audit import Audit
     from flextrain.evaluate.report import EvalReport
 
 
@@ -35,6 +37,22 @@ def index(config: Config, out: str | None = None, *, progress: bool = True) -> I
     if out:
         return IndexRef(*build_index(config.data, out, progress=progress))
     return IndexRef(*ensure_index(config.data, config.checkpoint.storage or config.main.output_dir, progress=progress))
+
+
+def audit(url: str) -> Iterator[tuple[str, "Audit"]]:
+    """What each run at or below `url` took of its samples. Raises StorageError, and GangError where there is no run."""
+    from flextrain.elastic.audit import audit
+    from flextrain.storage import open_store
+    from flextrain.tracking import read_events
+
+    store = open_store(url)
+    folders = {entry.key.rpartition("/")[0] for entry in store.list() if entry.key.endswith(".jsonl")}
+    runs = sorted(folder for folder in folders if folder.rpartition("/")[2] == "events")
+    if not runs:
+        raise GangError(f"{url} holds no run", number=31, remedy="name the folder of a run: OUTPUT/EXPERIMENT/RUN")
+    for folder in runs:
+        place = store.child(folder)
+        yield place.url.removesuffix("/events"), audit(read_events(place))
 
 
 def train(config: Config, ranks: int | None = None) -> dict[str, Any]:

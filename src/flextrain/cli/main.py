@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flextrain.cli import checkpoints
-from flextrain.errors import ConfigError, FlextrainError
+from flextrain.errors import ConfigError, FlextrainError, GangError
 from flextrain.log import setup
 from flextrain.world import World
 
@@ -58,6 +58,14 @@ examples:
 
 Scores held-out text and writes samples: loss, perplexity, bits per byte, accuracy, against simple baselines.
 The model is the one the checkpoint records; CONFIG and flags say how it is measured (section `evaluation`).
+"""
+AUDIT = """\
+examples:
+  flextrain audit runs/default/RUN                            one run, on whatever it was interrupted by
+  flextrain audit s3://bucket/experiment                      every run of an experiment
+
+Reads what every rank recorded at every step. Exits with 0 where each sample was taken exactly once, in the same order
+as if nothing had happened, and with 2 and what was not.
 """
 
 
@@ -148,6 +156,9 @@ def build_parser() -> argparse.ArgumentParser:
     _config_argument(evaluate)
     evaluate.add_argument("--index", required=True, metavar="PATH", help="folder or URL of the token index")
     evaluate.add_argument("--json", metavar="FILE", help="file or URL to write the report to as well")
+    audit = _add_parser(verbs, "audit", "prove that a run took each sample exactly once", AUDIT)
+    audit.set_defaults(verb="audit", function=_audit, takes_overrides=False)
+    audit.add_argument("url", metavar="RUN", help="folder or URL of a run or an experiment")
     _add_checkpoint(verbs)
     return parser
 
@@ -213,6 +224,21 @@ def _index(args: argparse.Namespace) -> None:
     config = load_config(args.config, args.overrides)
     reference = commands.index(config, args.out)
     print(f"index   {reference.uri}\ndigest  {reference.digest}")
+
+
+def _audit(args: argparse.Namespace) -> None:
+    from flextrain.cli import commands
+
+    problems = 0
+    for url, found in commands.audit(args.url):
+        problems += len(found.problems)
+        print(f"{url}\n{found.summary()}", flush=True)
+    if problems:
+        raise GangError(
+            "the records of this run do not show that it took each sample exactly once",
+            number=30,
+            remedy="a node that was lost may have taken its last seconds of records with it; anything else is a bug",
+        )
 
 
 def _evaluate(args: argparse.Namespace) -> None:

@@ -20,7 +20,8 @@ HELDOUT_ACCURACY = "eval/accuracy"
 STATE = "state"  # state=State: from now on this node is in that state
 BEAT = "beat"  # still alive; about once a second
 CHECKPOINT = "checkpoint"  # step, url, size_bytes, seconds: committed
-PLAN = "plan"  # last_step: how far this attempt is to train
+PLAN = "plan"  # begins, last_step: the steps done, and to be done; global_batch, num_samples, first: what they take
+SAMPLES = "samples"  # step, ids: the samples that this rank took at that step, in order
 RESUME = "resume"  # step, url: training goes on from that checkpoint
 FAILURE = "failure"  # reason: a rank or node failed
 

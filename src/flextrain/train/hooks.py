@@ -104,6 +104,17 @@ class MetricsHook(Hook):
         self._pending.clear()
 
 
+class SamplesHook(Hook):
+    """Records which samples this rank took, for `flextrain audit`; before a checkpoint, so that no committed step lacks
+    its record."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        self._tracker.event(names.SAMPLES, step=progress.step, ids=result.sample_ids.tolist())
+
+
 class StateHook(Hook):
     """Tells the ledger what the node is doing: replaying steps an earlier attempt had done, then useful, then idle."""
 

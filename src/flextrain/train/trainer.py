@@ -25,7 +25,7 @@ from flextrain.parallel.ddp import settle_buckets
 from flextrain.tracking import Tracker, names
 from flextrain.train.agree import from_rank_0
 from flextrain.train.data_plan import DataPlan, plan_data
-from flextrain.train.hooks import CheckpointHook, ConsoleHook, Hook, MetricsHook, Progress, StateHook
+from flextrain.train.hooks import CheckpointHook, ConsoleHook, Hook, MetricsHook, Progress, SamplesHook, StateHook
 from flextrain.train.loop import run_loop
 from flextrain.train.optim import build_optimizer
 from flextrain.train.step import LossSum, OptimizerStep, uncounted
@@ -106,7 +106,7 @@ class DistributedTrainer:
             tokens=saved.get("tokens", 0),
             loss=saved.get("loss", float("nan")),
         )
-        tracker.event(names.PLAN, last_step=progress.last_step)
+        tracker.event(names.PLAN, begins=progress.step, last_step=progress.last_step, **plan.to_dict())
         if resumed:
             manifest, url = resumed
             if manifest.objects:
@@ -184,4 +184,4 @@ class DistributedTrainer:
         metrics, states = MetricsHook(tracker, interval), StateHook(tracker, self.place.replay_until)
         checkpoints = CheckpointHook(saver, self.config.checkpoint, facts, tracker, metrics, states, rescued)
         console = [ConsoleHook(interval)] if self.world.is_main else []
-        return [states, metrics, *console, checkpoints]
+        return [states, SamplesHook(tracker), metrics, *console, checkpoints]

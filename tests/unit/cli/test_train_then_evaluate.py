@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flextrain.cli.main import main
+
 SMALL = """\
 data: {sources: [text], tokenizer: 'train:300', heldout_fraction: 0.4, seq_length: 16}
 model: {d_model: 16, num_layers: 1, num_heads: 2, d_ff: 32}
@@ -38,3 +40,16 @@ def test_train_then_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < report["loss"] < report["uniform_loss"] * 1.1
     assert [sample["prompt"] for sample in report["samples"]] == ["order"]
     assert f"{report['loss']:.4f}" in said
+    run = checkpoint.partition("/checkpoints/")[0]
+    assert "each sample once" in flextrain("audit", run)
+    events = Path(run, "events", next(path.name for path in Path(run, "events").glob("rank-00001.*")))
+    events.unlink()
+    lost = subprocess.run([sys.executable, "-m", "flextrain.cli.main", "audit", run], capture_output=True, text=True)
+    assert lost.returncode == 2
+    assert "samples are recorded, by ranks 0" in lost.stdout
+    assert lost.stderr.startswith("[FT-GNG-030]")
+
+
+def test_an_audit_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
