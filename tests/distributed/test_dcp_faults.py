@@ -1,5 +1,6 @@
 """torch.distributed.checkpoint with our writer and reader, where a hook fails on a rank: all hear of it, none waits."""
 
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tests.support.gang import Gang
+from tests.support.ranks import start_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
@@ -147,6 +149,33 @@ def test_a_rank_that_never_comes_strands_nobody_longer_than_the_timeout(gang: Ga
     assert said[2]
     assert not (tmp_path / "c" / "manifest.json").exists()
     gang.end()  # its groups are of no use any more
+
+
+def die_while_writing(world: World, place: str) -> str:
+    class Dying(FlextrainWriter):
+        def write_data(self, *args: Any, **options: Any) -> Any:
+            if world.rank == 1:
+                os._exit(9)
+            return super().write_data(*args, **options)
+
+    try:
+        dcp.save(state_of(world, 1.0), storage_writer=Dying(place))
+    except (RuntimeError, CheckpointException) as error:
+        return f"heard: {error}"
+    return "saved"
+
+
+def test_a_rank_that_dies_while_it_writes_fails_the_save_on_all_others(tmp_path: Path) -> None:
+    ranks = start_ranks(SIZE, die_while_writing, str(tmp_path / "c"))
+    for rank in (0, 2):
+        pipe = ranks[rank][1]
+        assert pipe.poll(60), "it waits for the dead"
+        ok, said = pipe.recv()
+        assert ok, said
+        assert said.startswith("heard: ")
+    for process, _ in ranks:
+        process.join(60)
+    assert not (tmp_path / "c" / "manifest.json").exists()
 
 
 def async_save_and_fail(world: World, root: str) -> tuple[dict[int, str], bool]:

@@ -19,6 +19,8 @@ from flextrain.checkpoint.catalog import read_manifest
 from flextrain.checkpoint.chunks import in_order
 from flextrain.checkpoint.dcp import FlextrainReader, FlextrainWriter
 from flextrain.checkpoint.exchange import read_together
+from flextrain.checkpoint.importing import import_checkpoint
+from flextrain.checkpoint.reader import read_into
 from flextrain.storage import open_store
 from flextrain.world import World
 
@@ -170,3 +172,23 @@ def test_torchs_state_dicts_of_models_and_optimizers_go_from_any_layout_to_any_o
             for loaded in gangs[other].run(load_trained, place, layout):
                 assert loaded.keys() == saved.keys()
                 assert all((loaded[name] == saved[name]).all() for name in saved), (kind, layout)
+
+
+def save_by_torch(world: World, place: str, kind: str) -> dict[str, Any]:
+    state = flat(world, *trained(world, kind, steps=2))
+    dcp.save(state, checkpoint_id=place)
+    return numbers(state)
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "tensor parallel and sharded"])
+def test_what_torch_saved_in_pieces_on_several_ranks_is_imported_whole(
+    gangs: dict[int, Gang], tmp_path: Path, kind: str
+) -> None:
+    saved = gangs[4].run(save_by_torch, str(tmp_path / "torch"), kind)[0]
+    assert len(list((tmp_path / "torch").glob("*.distcp"))) > 1
+    made = import_checkpoint(tmp_path / "torch", str(tmp_path / "new"))
+    tensors = {n: torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for n, e in made.manifest.tensors.items()}
+    read_into(open_store(made.url), made.manifest, tensors)
+    names = {key: key.strip("/").replace("optim/state/", "optim/").replace("/", ".") for key in saved}
+    assert set(names.values()) == tensors.keys()
+    assert all(torch.equal(tensors[name], torch.from_numpy(saved[key])) for key, name in names.items())
