@@ -63,7 +63,14 @@ class Catalog:
 
     def manifest(self, step: int) -> Manifest:
         """Raises CheckpointCorrupt for an unsound manifest, StorageError where there is none."""
-        return read_manifest(self.folder(step))
+        manifest = read_manifest(self.folder(step))
+        if manifest.step != step:
+            raise CheckpointCorrupt(
+                f"{self.folder(step).url_of(MANIFEST)} is that of step {manifest.step}",
+                number=1,
+                remedy="an older checkpoint is used where there is one",
+            )
+        return manifest
 
     def check(self, step: int) -> Manifest:
         """The manifest, once every object it names is there in full size. Contents are verified when they are read."""

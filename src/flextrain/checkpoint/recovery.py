@@ -51,7 +51,12 @@ class Recovery:
             best = found[0]
             try:
                 manifest = self._load(best)
-                return manifest if best.tier is CheckpointTier.S3 else self._committed(manifest)
+                if best.tier is CheckpointTier.S3:
+                    return manifest
+                known = self._committed(manifest)
+                if known.attempt == manifest.attempt:
+                    return known
+                return self.load(self.catalog, best.step)  # the run has saved this step a second time since
             except CheckpointCorrupt as error:
                 log.warning("step %d on tier %s is unsound and passed over: %s", best.step, best.tier, error)
                 unsound.add(best)

@@ -120,6 +120,18 @@ def test_a_run_without_any_sound_checkpoint_does_not_train_on_spoilt_weights(tmp
     assert make(tmp_path)[0].resume() is None, "both are set aside: now it begins anew"
 
 
+def test_a_manifest_of_another_step_is_not_believed(tmp_path: Path) -> None:
+    saver, model, optimizer = make(tmp_path)
+    for step in (1, 2):
+        train(model, optimizer, 1)
+        saver.save(step, {})
+    older, newer = (tmp_path / f"step-0000000{step}" / "manifest.json" for step in (1, 2))
+    older.write_bytes(newer.read_bytes())
+    with pytest.raises(CheckpointCorrupt, match="is that of step 2"):
+        saver.catalog.manifest(1)
+    assert saver.catalog.manifest(2).step == 2
+
+
 def test_manifests_that_are_unsound_spoil_no_weights(tmp_path: Path) -> None:
     saver, model, optimizer = make(tmp_path)
     train(model, optimizer, 1)

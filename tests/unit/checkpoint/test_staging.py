@@ -195,3 +195,12 @@ def test_a_torn_copy_has_no_label(node: Node) -> None:
     assert manifest
     assert manifest.step == 2, "from the disk"
     assert manifest.objects, "which the store has too"
+
+
+def test_of_a_step_saved_twice_the_committed_state_is_resumed(node: Node, tmp_path: Path) -> None:
+    node.save(1, NVME)
+    straight = CheckpointSaver(node.catalog, node.model, node.optimizer)
+    node.become(5)
+    straight.save(1, {"said": 1})
+    straight.close()
+    assert node.resume() == (1, 5.0)
