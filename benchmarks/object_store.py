@@ -197,8 +197,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = benchmark_parser(__doc__ or "")
     parser.set_defaults(repetitions=5)
     parser.add_argument("--endpoint", metavar="URL", help="an S3 server that runs already")
-    parser.add_argument("--objects", type=int, default=4, metavar="N", help="one per rank (default 4)")
-    parser.add_argument("--object-mb", type=int, default=256, metavar="MiB", help="of each (default 256)")
+    parser.add_argument("--objects", type=int, default=2, metavar="N", help="one per rank (default 2)")
+    parser.add_argument("--object-mb", type=int, default=512, metavar="MiB", help="of each (default 512)")
     parser.add_argument(
         "--peers-python", default=sys.executable, metavar="PYTHON", help="that has the others installed"
     )
