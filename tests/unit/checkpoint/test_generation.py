@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.s3 import Bucket, bucket, s3_endpoint  # noqa: F401 (fixtures)
 from torch import nn
 
 from flextrain.checkpoint import Catalog, CheckpointSaver, Keep, generation
@@ -122,6 +123,28 @@ def test_rank_0_renews_its_lease_while_it_saves(catalog: Catalog) -> None:
     assert [entry.key for entry in catalog.store.list() if entry.key.endswith("lease")] == [
         "generations/00000002.lease"
     ]
+
+
+def test_claims_leases_and_verdicts_hold_in_a_bucket(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    for key, value in bucket.environ.items():
+        monkeypatch.setenv(key, value)
+    catalog = Catalog(open_store(f"{bucket.url}/run"))
+    with ThreadPoolExecutor(4) as pool:
+        made = sorted(pool.map(lambda n: claim(catalog.store, str(n)), range(4)))
+    assert [generation_of(f"{prefix}-1") for prefix in made] == [1, 2, 3, 4]
+    old, new = (Attempt(5, f"{prefix}-1", world_size=1) for prefix in made[-2:])
+    for attempt in (old, new):
+        sign_off(catalog, attempt, 0, EMPTY)
+    with pytest.raises(CheckpointError, match="taken over by generation 4"):
+        commit(catalog, old, {}, Keep(1), timeout_s=20.0)
+    with leased(catalog.store, new.name, rank=0):
+        commit(catalog, new, {}, Keep(1), timeout_s=20.0)
+    assert catalog.manifest(5).attempt == new.name
+    kept = [key.removeprefix("run/") for key in bucket.keys("run/step-00000005")]
+    assert not [key for key in kept if old.name in key], "the old attempt is garbage at once"
+    found = standing(catalog.store.list())
+    assert found is not None
+    assert found.is_live(found.renewed_s or 0.0)
 
 
 def test_a_lease_that_cannot_be_written_stops_nothing(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
