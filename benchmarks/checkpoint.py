@@ -283,19 +283,21 @@ def measure_training(folder: Path, args: Any) -> list[Claim]:
     ]
 
 
+PARTS = {"speed": measure_speed, "memory": measure_memory, "training": measure_training}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = benchmark_parser(__doc__ or "")
     parser.set_defaults(repetitions=5)
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the state (default 1)")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="of it (default: all)")
     parser.add_argument("--state-mb", type=float, metavar="MB", help="a smaller state (default GPT-2 124M's 1,494 MB)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch in every process (default 1)")
     parser.add_argument("--folder", metavar="DIR", help="on the disk to measure (default: the system's temporary one)")
     args = parser.parse_args(argv)
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        claims = measure_speed(Path(name), args)
-        if args.ranks == 1:
-            claims += [*measure_memory(Path(name), args), *measure_training(Path(name), args)]
+        claims = [claim for part in args.parts for claim in PARTS[part](Path(name), args)]
     report(claims, args.json)
     return 0
 

@@ -41,10 +41,11 @@ class Subject:
 
     @classmethod
     def make(cls, shape: Shape, *, allocate: bool = True) -> "Subject":
-        """Sharded by FSDP2 where there are several ranks; with `allocate`, the moments exist and hold noise."""
+        """Sharded by FSDP2 where there are several ranks; with `allocate`, the moments exist and hold noise. Without it
+        the weights are as a trainer has them that is about to resume: not drawn yet."""
         config = configure(shape, "unused", steps=1)
         config.distributed.strategy = "fsdp"
-        model = make_model(config)
+        model = make_model(config, seed=0 if allocate else None)
         if dist.is_initialized() and (size := dist.get_world_size()) > 1:
             rank = dist.get_rank()
             parallelize(model, config, World(rank, size, rank, size, 0), torch.device("cpu"))

@@ -131,10 +131,10 @@ def configure(shape: Shape, folder: str, steps: int, *, name: str = "gpt", compi
     )
 
 
-def make_model(config: Config) -> nn.Module:
+def make_model(config: Config, seed: int | None = 0) -> nn.Module:
     vocab_size, seq_length = config.model.vocab_size, config.data.seq_length
     assert vocab_size is not None
-    return build_model(config.model, vocab_size=vocab_size, seq_length=seq_length, seed=0)
+    return build_model(config.model, vocab_size=vocab_size, seq_length=seq_length, seed=seed)
 
 
 def train(config: Config, model: nn.Module, samples: RandomTokens, clock: StepClock) -> None:

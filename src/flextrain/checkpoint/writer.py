@@ -48,6 +48,7 @@ from flextrain.storage import open_store
 
 log = get_logger(__name__)
 LIVES = 5
+NICENESS = 5  # where cores are short, training comes first; where they are not, nothing is lost
 CLOSE_GRACE_S = 10.0  # to finish a save under way; it may wait for ranks that are gone
 
 
@@ -340,4 +341,5 @@ def _bandwidth(bytes_per_s: float) -> Bandwidth:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[3]))
+    os.nice(NICENESS)
     serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
