@@ -290,14 +290,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = benchmark_parser(__doc__ or "")
     parser.set_defaults(repetitions=5)
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that share the state (default 1)")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="of it (default: all)")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), help="of it (default: all on one rank)")
     parser.add_argument("--state-mb", type=float, metavar="MB", help="a smaller state (default GPT-2 124M's 1,494 MB)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch in every process (default 1)")
     parser.add_argument("--folder", metavar="DIR", help="on the disk to measure (default: the system's temporary one)")
     args = parser.parse_args(argv)
+    parts = args.parts or (list(PARTS) if args.ranks == 1 else ["speed"])
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        claims = [claim for part in args.parts for claim in PARTS[part](Path(name), args)]
+        claims = [claim for part in parts for claim in PARTS[part](Path(name), args)]
     report(claims, args.json)
     return 0
 
