@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tests.support.forked import forked_writers
+from tests.support.gang import Gang
 from tests.support.proxy import proxied
 from tests.support.ranks import run_ranks
 from tests.support.s3 import Bucket, bucket, s3_endpoint
@@ -89,22 +90,26 @@ def same(found: Whole, expected: Whole) -> bool:
     return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-CASES = [(3, "fsdp", 4, "ddp"), (2, "zero2", 4, "hsdp")]
+@pytest.fixture(scope="module")
+def four() -> Iterator[Gang]:
+    """Ranks on two nodes, who know how to talk to S3 from the first time on."""
+    made = Gang(4, local_size=2)
+    yield made
+    made.end()
 
 
-@pytest.mark.parametrize(("savers", "saved_as", "loaders", "loaded_as"), CASES)
+@pytest.mark.parametrize(("savers", "saved_as", "loaded_as"), [(3, "fsdp", "ddp"), (2, "zero2", "hsdp")])
 def test_every_byte_leaves_the_store_once(
-    tmp_path: Path, bucket: Bucket, savers: int, saved_as: str, loaders: int, loaded_as: str
+    tmp_path: Path, bucket: Bucket, four: Gang, savers: int, saved_as: str, loaded_as: str
 ) -> None:
-    nodes = {"hsdp": 2}
-    saved = run_ranks(savers, save, str(tmp_path), saved_as, local_size=nodes.get(saved_as))
+    saved = run_ranks(savers, save, str(tmp_path), saved_as)
     for path in tmp_path.glob("step-00000001/**/*.*"):
         bucket.client().upload_file(str(path), bucket.name, f"run/{path.relative_to(tmp_path)}")
     size_bytes = sum(path.stat().st_size for path in tmp_path.rglob("rank-*.bin"))
     assert size_bytes > 4 * CHUNK_BYTES
     with proxied(bucket.endpoint) as (proxy, url):
         environ = {**bucket.environ, "AWS_ENDPOINT_URL": url}
-        loaded = run_ranks(loaders, load, f"{bucket.url}/run", loaded_as, environ, local_size=nodes.get(loaded_as))
+        loaded = four.run(load, f"{bucket.url}/run", loaded_as, environ)
     assert all(same(found, saved[0]) for found in loaded)
     assert proxy.data_bytes == size_bytes
 
