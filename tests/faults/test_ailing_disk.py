@@ -13,7 +13,7 @@ from tests.support.seeds import seeded
 from tests.support.subject import Subject, _small_chunks, root
 
 from flextrain.checkpoint import Catalog, Keep
-from flextrain.checkpoint.writer import Writer
+from flextrain.checkpoint.requests import Writer
 from flextrain.errors import FlextrainError
 
 __all__ = ["_small_chunks", "root"]

@@ -15,7 +15,7 @@ from tests.support.ranks import _context
 from tests.support.seeds import seeded
 from tests.support.subject import Subject, _small_chunks, root, small_chunks
 
-from flextrain.checkpoint.writer import LIVES, Saved, Writer
+from flextrain.checkpoint.requests import LIVES, Saved, Writer
 
 __all__ = ["_small_chunks", "root"]
 pytestmark = pytest.mark.usefixtures("_small_chunks")

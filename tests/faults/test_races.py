@@ -11,8 +11,8 @@ from tests.support.points import WHEN, Points
 from tests.support.seeds import seeded
 from tests.support.subject import Subject, _small_chunks, root
 
+from flextrain.checkpoint.requests import Writer
 from flextrain.checkpoint.retention import Keep
-from flextrain.checkpoint.writer import Writer
 from flextrain.errors import FlextrainError
 
 __all__ = ["_small_chunks", "root"]

@@ -11,7 +11,7 @@ from tests.support.ranks import run_ranks
 from tests.support.seeds import seeded
 from tests.support.subject import Subject, root, small_chunks
 
-from flextrain.checkpoint.writer import LIVES
+from flextrain.checkpoint.requests import LIVES
 from flextrain.errors import FlextrainError
 from flextrain.world import World
 

@@ -16,8 +16,9 @@ from tests.support.seeds import seeded
 from tests.support.subject import CHUNK_BYTES, Subject, _small_chunks, root
 
 from flextrain.checkpoint import CheckpointSaver
+from flextrain.checkpoint.requests import LIVES, Request, Saved, Writer
 from flextrain.checkpoint.tiers import Route
-from flextrain.checkpoint.writer import LIVES, Request, Saved, Writer, save
+from flextrain.checkpoint.writer import save
 from flextrain.errors import CheckpointCorrupt, FlextrainError
 
 __all__ = ["_small_chunks", "root"]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from flextrain.checkpoint import writer
+from flextrain.checkpoint import requests, writer
 from tests.support.points import Points
 from tests.support.ranks import _context
 from tests.support.subject import small_chunks
@@ -104,7 +104,7 @@ def forked_writers(kills: Iterable[Kill | None] = ()) -> Iterator[list[Forked]]:
         return started[-1]
 
     stand_in = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
-    with mock.patch.object(writer, "subprocess", stand_in):
+    with mock.patch.object(requests, "subprocess", stand_in):
         yield started
 
 

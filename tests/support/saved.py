@@ -8,11 +8,12 @@ from torch import nn
 
 from flextrain.checkpoint.arena import Arena
 from flextrain.checkpoint.catalog import Catalog
+from flextrain.checkpoint.requests import Request
 from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.shards import allocate_optimizer_state, boxes_to_write, model_state, optimizer_state
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
 from flextrain.checkpoint.together import own_rank, world_size
-from flextrain.checkpoint.writer import Request, save
+from flextrain.checkpoint.writer import save
 from flextrain.storage import open_store
 
 KEEP_ALL = Keep(last_n=10**6)

@@ -27,9 +27,10 @@ from flextrain.checkpoint import (
     transfer,
 )
 from flextrain.checkpoint.arena import Arena
+from flextrain.checkpoint.requests import Request
 from flextrain.checkpoint.shards import boxes_to_write, model_state
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
-from flextrain.checkpoint.writer import Request, save
+from flextrain.checkpoint.writer import save
 from flextrain.storage import open_store
 
 CHUNK_BYTES = 8192  # a tiny state has several

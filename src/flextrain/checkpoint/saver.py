@@ -12,6 +12,7 @@ from flextrain.checkpoint.catalog import Catalog
 from flextrain.checkpoint.generation import claim
 from flextrain.checkpoint.manifest import Manifest
 from flextrain.checkpoint.recovery import Recovery
+from flextrain.checkpoint.requests import Request, Saved, Writer
 from flextrain.checkpoint.retention import Keep
 from flextrain.checkpoint.shards import (
     State,
@@ -24,7 +25,6 @@ from flextrain.checkpoint.snapshot import Snapshots, layout_of
 from flextrain.checkpoint.staging import Staging
 from flextrain.checkpoint.tiers import STRAIGHT, CheckpointTier, Route
 from flextrain.checkpoint.together import agree, all_or_none, own_rank, world_size
-from flextrain.checkpoint.writer import Request, Saved, Writer
 from flextrain.errors import CheckpointError
 
 SLOTS = 2  # snapshots in flight; a third waits

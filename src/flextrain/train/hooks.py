@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flextrain.checkpoint.manifest import Manifest
+from flextrain.checkpoint.requests import Saved
 from flextrain.checkpoint.saver import CheckpointSaver
 from flextrain.checkpoint.tiers import CheckpointTier
-from flextrain.checkpoint.writer import Saved
 from flextrain.config.schema import CheckpointConfig
 from flextrain.errors import ModelError
 from flextrain.tracking import Tracker, names
