@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from flextrain.checkpoint.manifest import CHUNK_BYTES, ObjectEntry
-from flextrain.checkpoint.sources import Bytes, Source, Use, source_of
+from flextrain.checkpoint.sources import Bytes, Room, Source, Use, no_room, source_of
 from flextrain.errors import FlextrainError, StorageError
 from flextrain.log import get_logger
 from flextrain.storage import Store
@@ -50,7 +50,15 @@ class Target:
         with self._lock:
             if self._into is None:
                 self._into = np.empty(self.size_bytes, np.uint8)
-        np.copyto(self._into[low - self.start : high - self.start], piece[low - begin : high - begin])
+        here, there = self._into[low - self.start : high - self.start], piece[low - begin : high - begin]
+        if not np.may_share_memory(here, there):  # else it was read into its place
+            np.copyto(here, there)
+
+    def room(self, low: int, high: int) -> Bytes | None:
+        """The memory of the bytes from `low` to `high`, where that is here already."""
+        if self._into is None or low < self.start or high > self.start + self.size_bytes:
+            return None
+        return self._into[low - self.start : high - self.start]
 
     def verified(self) -> None:
         """Another of its chunks is in place and sound."""
@@ -81,6 +89,11 @@ class Parts:
         """Copy a piece of a chunk to where it belongs."""
         for target in self._found[begin // CHUNK_BYTES]:
             target.place(begin, piece)
+
+    def room(self, low: int, high: int) -> Bytes | None:
+        """The memory of a piece of a chunk, where all of it goes to one target."""
+        targets = self._found[low // CHUNK_BYTES]
+        return next((room for target in targets if (room := target.room(low, high)) is not None), None)
 
     def verified(self, index: int) -> None:
         """Let targets go that waited for this chunk alone."""
@@ -116,19 +129,19 @@ class Chunks:
         """Fill the targets of the chunks named. Where it raises, they hold anything."""
 
         def fill(index: int) -> None:
-            self.fetch(index, parts.place)
+            self.fetch(index, parts.place, parts.room)
             parts.verified(index)
 
         self._run(indexes, fill)
 
-    def fetch(self, index: int, use: Use) -> None:
+    def fetch(self, index: int, use: Use, room: Room = no_room) -> None:
         """Give the pieces of a chunk to `use`, from place after place until one had it sound: all but the last time
         they may be wrong. Raises StorageError where a place ails that may have it, else CheckpointCorrupt."""
         errors: list[FlextrainError] = []
         for source in self._sources:
             try:
                 self._open(source)
-                return source.chunk(index, use)
+                return source.chunk(index, use, room)
             except FlextrainError as error:
                 errors.append(error)
                 self._tell(source, error)

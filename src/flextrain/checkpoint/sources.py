@@ -33,7 +33,12 @@ CACHED_PIECE_BYTES = 1 << 20  # read at once from the page cache: stays in the c
 LOST = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.ENXIO}  # where memory, descriptors or rights lack, it is not lost
 Bytes = NDArray[np.uint8]
 Use = Callable[[int, Bytes], None]
+Room = Callable[[int, int], Bytes | None]
 Pieces = Generator[tuple[int, Bytes], None, None]
+
+
+def no_room(low: int, high: int) -> None:
+    """For whoever has no memory of his own for the bytes from `low` to `high`: they come in a buffer."""
 
 
 def source_of(folder: Store, name: str, entry: ObjectEntry) -> "Source":
@@ -54,14 +59,17 @@ class Source(ABC):
         self.folder, self.name, self.entry = folder, name, entry
         self.lost: FlextrainError | None = None
 
-    def chunk(self, index: int, use: Use) -> None:
-        """Give every piece of a chunk and the byte it begins at to `use`, before the chunk is verified."""
+    def chunk(self, index: int, use: Use, room: Room = no_room) -> None:
+        """Give every piece of a chunk and the byte it begins at to `use`, before the chunk is verified.
+
+        A piece may be read straight into the memory that `room` gives for it, which saves copying it there.
+        """
         if self.lost:
             raise self.lost
         start = index * CHUNK_BYTES
         stop = min(start + CHUNK_BYTES, self.entry.size_bytes)
         digest = xxhash.xxh3_64()
-        with closing(self.pieces(start, stop)) as pieces:
+        with closing(self.pieces(start, stop, room)) as pieces:
             for low, piece in pieces:
                 digest.update(piece.data)
                 use(low, piece)
@@ -69,7 +77,7 @@ class Source(ABC):
             raise self.corrupt(f"differs from its hash between bytes {start} and {stop}")
 
     @abstractmethod
-    def pieces(self, start: int, stop: int) -> Pieces:
+    def pieces(self, start: int, stop: int, room: Room) -> Pieces:
         """The bytes from `start` to `stop`, fewer where the object ends before: pieces in order, and where each begins.
         One is valid until the next is asked for."""
 
@@ -97,7 +105,7 @@ class InStore(Source):
     def close(self) -> None:
         pass
 
-    def pieces(self, start: int, stop: int) -> Pieces:
+    def pieces(self, start: int, stop: int, room: Room) -> Pieces:
         try:
             for piece in self.folder.stream_range(self.name, start, stop - start):
                 yield start, np.frombuffer(piece, np.uint8)
@@ -138,19 +146,22 @@ class InFile(Source):
     def close(self) -> None:
         self._files.close()
 
-    def pieces(self, start: int, stop: int) -> Pieces:
+    def pieces(self, start: int, stop: int, room: Room) -> Pieces:
         if not hasattr(self._own, "buffers"):
             self._own.buffers = [huge_buffer(PIECE_BYTES) for _ in range(AHEAD)]
         pages = self._resident[start // mmap.PAGESIZE : padded(stop, mmap.PAGESIZE) // mmap.PAGESIZE]
         try:
-            yield from (self._from_cache if len(pages) and pages.all() else self._from_disk)(start, stop)
+            yield from (
+                self._from_cache(start, stop, room) if len(pages) and pages.all() else self._from_disk(start, stop)
+            )
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _from_cache(self, start: int, stop: int) -> Pieces:
+    def _from_cache(self, start: int, stop: int, room: Room) -> Pieces:
         for low in range(start, stop, CACHED_PIECE_BYTES):
             length = min(CACHED_PIECE_BYTES, stop - low)
-            yield low, _read(self._through_cache, low, length, self._own.buffers[0])
+            own = room(low, low + length) if length % BLOCK_BYTES == 0 else None
+            yield low, _read(self._through_cache, low, length, self._own.buffers[0] if own is None else own.data)
 
     def _from_disk(self, start: int, stop: int) -> Pieces:
         """Other threads read the next piece while this one's is used."""
