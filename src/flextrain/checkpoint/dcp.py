@@ -84,7 +84,7 @@ class FlextrainWriter(StorageWriter):
             raise CheckpointError(
                 f"{self._folder.url} holds a checkpoint already",
                 number=20,
-                remedy="name a new place for every save; `flextrain checkpoint gc` removes old ones",
+                remedy="name a new place for every save: nothing is overwritten",
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

@@ -79,7 +79,7 @@ def export_dcp(url: str, out: str | Path) -> list[str]:
         reader = FlextrainReader(folder.url)
         _load_state_dict(state, storage_reader=reader, no_dist=True, planner=_EmptyStateDictLoadPlanner())
         if "dcp" not in manifest.state:
-            state["state"] = json.dumps(manifest.state)
+            state["state"] = json.dumps({"step": manifest.step, **manifest.state})
         dcp.save(state, storage_writer=dcp.FileSystemWriter(made), no_dist=True)
         return sorted(path.name for path in made.iterdir())
 
@@ -140,7 +140,7 @@ def _new_folder(out: str | Path) -> Iterator[Path]:
     place = Path(out).expanduser()
     if "://" in str(out) or (place.exists() and (not place.is_dir() or any(place.iterdir()))):
         raise CheckpointError(
-            f"{out} is not a folder that an export could make",
+            f"{out} is not a folder that an export could make: it is there and not empty, or no place of this machine",
             number=24,
             remedy="name a folder of this machine that does not exist yet; copy it from there",
         )

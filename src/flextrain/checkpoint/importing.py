@@ -228,7 +228,8 @@ def _write(tensors: list[Incoming], state: dict[str, Any], left_out: list[str], 
     """The new checkpoint: object by object, then the commit."""
     store = open_store(out)
     named = STEP_FOLDER.match(store.url.rpartition("/")[2])
-    step = int(named[1]) if named else int(state.get("step", 0))
+    recorded = int(state.pop("step", 0))
+    step = int(named[1]) if named else recorded
     folder = store if named else store.child(step_folder(step))
     if folder.size(MANIFEST) is not None:
         raise CheckpointError(

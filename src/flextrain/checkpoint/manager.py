@@ -1,7 +1,7 @@
 """CheckpointManager: checkpoints of any state, on any tier, for those who write their own training loop."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from flextrain.errors import CheckpointError, CheckpointMismatch
 from flextrain.storage import open_store
 
 FOLDER = "checkpoints"  # where no storage is named
+TREE = "flextrain.tree"  # beside the metrics, in a manifest's state
 
 
 @dataclass
@@ -35,6 +36,20 @@ class CheckpointState:
     optimizer: Any = None
     metrics: dict[str, float] = field(default_factory=dict)
     extra: Any = None
+
+    @classmethod
+    def of(cls, state: "CheckpointState | Mapping[str, Any]") -> "CheckpointState":
+        """Raises CheckpointError for keys that it does not know, or without a step."""
+        if isinstance(state, CheckpointState):
+            return state
+        known = [one.name for one in fields(cls)]
+        unknown = [key for key in state if key not in known]
+        if unknown or "step" not in state:
+            what = f"the key {unknown[0]!r}, which it does not know" if unknown else "no step"
+            raise CheckpointError(
+                f"a state to save has {what}", number=49, remedy=f"its keys are {', '.join(known)}; step is needed"
+            )
+        return cls(**state)
 
     def parts(self) -> dict[str, Any]:
         return {"model": self.model, "optim": self.optimizer, "extra": self.extra}
@@ -72,12 +87,12 @@ class CheckpointManager:
 
         Raises CheckpointError for a value that cannot be saved, and where a save before this one failed.
         """
-        state = state if isinstance(state, CheckpointState) else CheckpointState(**state)
+        state = CheckpointState.of(state)
         tier = CheckpointTier(tier) if tier else self.due(state.step)
         if tier:
             flat = Flattener()
             tree = {name: flat.take(part, name) for name, part in state.parts().items()}
-            self._saver_of(flat.state).snapshot(state.step, {**state.metrics, "tree": tree}, tier)
+            self._saver_of(flat.state).snapshot(state.step, {**state.metrics, TREE: tree}, tier)
         return tier
 
     def load_checkpoint(self, into: CheckpointState | Mapping[str, Any] | None = None) -> CheckpointState | None:
@@ -89,8 +104,8 @@ class CheckpointManager:
         """
         state: State = {}
         if into is not None:
-            flat, given = Flattener(), into if isinstance(into, CheckpointState) else CheckpointState(**into)
-            for name, part in given.parts().items():
+            flat = Flattener()
+            for name, part in CheckpointState.of(into).parts().items():
                 flat.take(part, name)
             state = flat.state
 
@@ -120,8 +135,11 @@ class CheckpointManager:
     def __enter__(self) -> "CheckpointManager":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._saver:  # the other ranks may be anywhere: nobody is waited for
+            self._saver.close()
 
     def _saver_of(self, state: State) -> Saver:
         """The saver of the last state, if this one is laid out as that was; else a new one."""
@@ -145,12 +163,12 @@ def _empty(entry: TensorEntry) -> torch.Tensor:
 
 def _restored(manifest: Manifest, state: State, where: str) -> CheckpointState:
     facts = dict(manifest.state)
-    if "tree" not in facts:
+    if TREE not in facts:
         raise CheckpointMismatch(
             f"{where} was not saved by CheckpointManager",
             number=46,
             remedy="load it with DistributedTrainer, load_weights or FlextrainReader",
         )
-    tree = facts.pop("tree")
+    tree = facts.pop(TREE)
     model, optimizer, extra = (unflatten(tree.get(name), state, where) for name in ("model", "optim", "extra"))
     return CheckpointState(manifest.step, model, optimizer, facts, extra)

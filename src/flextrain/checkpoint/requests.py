@@ -95,6 +95,11 @@ class Writer:
         return self._process.pid
 
     @property
+    def unanswered(self) -> list[str]:
+        """Attempts that this rank's part of is under way."""
+        return [request.attempt for request in self._pending]
+
+    @property
     def pending(self) -> int:
         return len(self._pending)
 

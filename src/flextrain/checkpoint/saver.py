@@ -24,11 +24,13 @@ from flextrain.checkpoint.shards import (
 from flextrain.checkpoint.snapshot import Snapshots, layout_of
 from flextrain.checkpoint.staging import Staging
 from flextrain.checkpoint.tiers import STRAIGHT, CheckpointTier, Route
-from flextrain.checkpoint.together import agree, all_or_none, own_rank, world_size
-from flextrain.errors import CheckpointError
+from flextrain.checkpoint.together import agree, all_or_none, most, own_rank, world_size
+from flextrain.errors import CheckpointError, FlextrainError
 
 SLOTS = 2  # snapshots in flight; a third waits
 COMMIT_TIMEOUT_S = 600.0
+ASK_S = 1.0  # between the questions that waiting ranks ask each other
+READY, WAITING, FAILED = range(3)
 DEFAULT_KEEP = Keep(last_n=3)
 
 
@@ -56,6 +58,9 @@ class Saver:
         self._snapshots: Snapshots | None = None
         self._writer: Writer | None = None
         self._unsent: tuple[Request, CheckpointTier] | None = None
+        self._disowned: set[str] = (
+            set()
+        )  # attempts that failed elsewhere: what the writer still says of them is no news
         self._busy: dict[str, int] = {}  # slots that the writer reads, by attempt
         self._gang: str | None = None  # begins the names of this saver's attempts
 
@@ -110,9 +115,9 @@ class Saver:
         if tier is CheckpointTier.NVME and not self.route.nvme:
             raise CheckpointError("there is no disk to save to", number=43, remedy="set checkpoint.nvme_path")
         self.prepare()
-        done = self._settle()
-        while (slot := self._free_slot()) is None:
-            done += self.poll(timeout_s=1.0)
+        done = self._settle() + self._until_all(lambda: self._free_slot() is not None)
+        slot = self._free_slot()
+        assert slot is not None
         self._count += 1
         request = Request(
             root=self.catalog.store.url,
@@ -164,18 +169,38 @@ class Saver:
         while self._writer and (saved := self._writer.poll(timeout_s)):
             timeout_s = 0.0
             self._busy.pop(saved.attempt, None)
-            if saved.error:
+            if saved.error and saved.attempt not in self._disowned:
                 raise saved.error
-            if not saved.staged:
+            if not saved.staged and not saved.error:
                 done.append(saved)
         return done
 
     def wait(self) -> list[Saved]:
         """Every save under way, where it was to go. Raises the error of one that failed."""
-        done = self._settle()
-        while self._writer and self._writer.pending:
-            done += self.poll(timeout_s=1.0)
-        return done
+        return self._settle() + self._until_all(lambda: not (self._writer and self._writer.pending))
+
+    def _until_all(self, ready: Callable[[], bool]) -> list[Saved]:
+        """Poll until every rank is ready. They ask each other meanwhile: what ails one of them, or that it is gone,
+        ends the wait on all, long before the commit's timeout."""
+        done: list[Saved] = []
+        while True:
+            error: FlextrainError | None = None
+            try:
+                done += self.poll(0.0 if ready() else ASK_S)
+            except FlextrainError as caught:
+                error = caught
+            worst = most(FAILED if error else READY if ready() else WAITING)
+            if error:
+                raise error
+            if worst == FAILED:
+                self._disowned.update(self._writer.unanswered if self._writer else ())
+                raise CheckpointError(
+                    "a save failed on another rank",
+                    number=14,
+                    remedy="that rank's own message tells why; what was committed before is unharmed",
+                )
+            if worst == READY:
+                return done
 
     def _send(self) -> None:
         """Label a snapshot once its copy is complete, and hand it to the writer."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from flextrain.errors import CheckpointError, FlextrainError, unpack
@@ -14,6 +15,15 @@ def own_rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def most(number: int) -> int:
+    """The largest of what all ranks say; raises what torch raises where one of them is gone."""
+    if not dist.is_initialized() or "cpu" not in dist.get_backend_config():
+        return number
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
 
 
 def agree(choose: Callable[[], Any]) -> Any:

@@ -41,6 +41,7 @@ def index(config: Config, out: str | None = None, *, progress: bool = True) -> I
 
 def audit(url: str) -> Iterator[tuple[str, "Audit"]]:
     """What each run at or below `url` took of its samples. Raises StorageError, and GangError where there is no run."""
+    from flextrain.data.order import SampleOrder
     from flextrain.elastic.audit import audit
     from flextrain.storage import open_store
     from flextrain.tracking import read_events
@@ -52,7 +53,13 @@ def audit(url: str) -> Iterator[tuple[str, "Audit"]]:
         raise GangError(f"{url} holds no run", number=31, remedy="name the folder of a run: OUTPUT/EXPERIMENT/RUN")
     for folder in runs:
         place = store.child(folder)
-        yield place.url.removesuffix("/events"), audit(read_events(place))
+        yield (
+            place.url.removesuffix("/events"),
+            audit(
+                read_events(place),
+                lambda samples, seed, position, count: SampleOrder(samples, seed).ids(position, count),
+            ),
+        )
 
 
 def train(config: Config, ranks: int | None = None) -> dict[str, Any]:

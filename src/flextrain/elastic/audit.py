@@ -5,7 +5,7 @@ Steps that an earlier life had done beyond that step are done again; what counts
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flextrain.tracking import names
 
 Ids = NDArray[np.int64]
+Order = Callable[[int, int, int, int], Ids]
 SHOWN = 10  # problems told one by one
 
 
@@ -52,14 +53,17 @@ class Audit:
         counts = f"{self.samples} samples, {self.lives} lives, {self.again} steps done again"
         found = [f"steps {self.first} to {self.last}, {counts}"]
         if not self.problems:
-            found.append("each step took its share of the order, each sample once; what was done again was the same")
+            found.append(
+                "each step took the samples that the order has there, each once; what was done again was the same"
+            )
         more = len(self.problems) - SHOWN
         return "\n".join([*found, *self.problems[:SHOWN], *([f"… and {more} more problems"] if more > 0 else [])])
 
 
-def audit(events: Iterable[dict[str, Any]]) -> Audit:
-    """Look at the events of one run, of all its ranks and attempts."""
-    lives = lives_of(events)
+def audit(events: Iterable[dict[str, Any]], order: Order) -> Audit:
+    """Look at the events of one run, of all its ranks and attempts; `order(num_samples, seed, position, count)` says
+    which samples belong there."""
+    lives, reached = lives_of(events)
     counted: dict[int, Life] = {}
     again: list[tuple[int, Life, Life]] = []
     for life in lives:
@@ -68,31 +72,35 @@ def audit(events: Iterable[dict[str, Any]]) -> Audit:
             if step in life.steps:
                 again.append((step, earlier, life))
         counted.update(dict.fromkeys(life.steps, life))
-    if counted and not counted[last := max(counted)].is_whole(last) and last < counted[last].plan["last_step"]:
+    if counted and (last := max(counted)) > reached and not counted[last].is_whole(last):
         del counted[last]  # it was under way when the run ended, and is no part of any state
-    first, last = min(counted, default=1), max(counted, default=0)
-    problems = [*_gaps(counted, first, last), *_repeats(counted), *_changes(again)]
+    first, last = lives[0].begins + 1 if lives else 1, max([*counted, reached])
+    problems = [*_gaps(counted, first, last), *_repeats(counted), *_strays(counted, order), *_changes(again)]
     samples = sum(len(life.ids(step)) for step, life in counted.items())
+    if not lives:
+        problems = ["there is no record of what was taken"]
     return Audit(first, last, samples, len(lives), len({step for step, *_ in again}), tuple(problems))
 
 
-def lives_of(events: Iterable[dict[str, Any]]) -> list[Life]:
-    """The chain of lives, oldest first. Each rank says at the beginning of each what it is going to do."""
+def lives_of(events: Iterable[dict[str, Any]]) -> tuple[list[Life], int]:
+    """The chain of lives, oldest first, and the newest step that was committed or gone on from. Each rank says at the
+    beginning of each life what it is going to do."""
     count: dict[tuple[int, int, str], int] = defaultdict(int)
     lives: dict[tuple[int, int], Life] = {}
+    reached = 0
     for event in events:
-        who = (event["attempt"], event["rank"], event["incarnation"])
         if event["kind"] != "event":
             continue
-        if event["name"] == names.PLAN and "global_batch" in event["fields"]:
+        who, facts = (event["attempt"], event["rank"], event["incarnation"]), event["fields"]
+        if event["name"] == names.PLAN and "global_batch" in facts:
             count[who] += 1
-            facts = event["fields"]
-            plan = {key: facts[key] for key in ("global_batch", "num_samples", "first", "last_step")}
+            plan = {key: facts[key] for key in ("global_batch", "num_samples", "seed", "first")}
             lives.setdefault((event["attempt"], count[who]), Life(facts["begins"], plan))
         elif event["name"] == names.SAMPLES:
-            life = lives[event["attempt"], count[who]]
-            life.steps[event["fields"]["step"]][event["rank"]] = event["fields"]["ids"]
-    return [lives[key] for key in sorted(lives)]
+            lives[event["attempt"], count[who]].steps[facts["step"]][event["rank"]] = facts["ids"]
+        elif event["name"] in (names.CHECKPOINT, names.RESUME):
+            reached = max(reached, facts["step"])
+    return [lives[key] for key in sorted(lives)], reached
 
 
 def _gaps(counted: dict[int, Life], first: int, last: int) -> Iterator[str]:
@@ -116,6 +124,16 @@ def _repeats(counted: dict[int, Life]) -> Iterator[str]:
             if sample in epoch:
                 yield f"step {step}: sample {sample} was taken at step {epoch[sample]} already, in the same epoch"
             epoch[sample] = step
+
+
+def _strays(counted: dict[int, Life], order: Order) -> Iterator[str]:
+    """Steps that took other samples than the order has there."""
+    for step, life in sorted(counted.items()):
+        batch = life.plan["global_batch"]
+        position = life.plan["first"] + (step - 1) * batch
+        expected = order(life.plan["num_samples"], life.plan["seed"], position, batch)
+        if life.is_whole(step) and not np.array_equal(life.ids(step), expected):
+            yield f"step {step}: its samples are not those that the order has there"
 
 
 def _changes(again: list[tuple[int, Life, Life]]) -> Iterator[str]:

@@ -42,6 +42,9 @@ class ScalingConfig:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
+        if self.scaling_rule not in list(ScalingRule):
+            known = ", ".join(ScalingRule)
+            raise ConfigError(f"scaling_rule is {self.scaling_rule!r}; expected one of {known}", number=40)
         object.__setattr__(self, "scaling_rule", ScalingRule(self.scaling_rule))
         _check_positive(self, "base_lr", "base_batch_size", "base_world_size")
         if self.warmup_steps < 0:

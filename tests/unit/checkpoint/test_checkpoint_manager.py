@@ -162,6 +162,20 @@ def test_what_cannot_be_saved_is_named(manager: CheckpointManager) -> None:
         manager.save_checkpoint(CheckpointState(1, twice), S3)
 
 
+def test_a_mapping_has_the_keys_of_a_state(manager: CheckpointManager) -> None:
+    with pytest.raises(CheckpointError, match="has the key 'modle', which it does not know"):
+        manager.save_checkpoint({"step": 1, "modle": {}}, S3)
+    with pytest.raises(CheckpointError, match="has no step"):
+        manager.save_checkpoint({"model": {}}, S3)
+
+
+def test_a_metric_may_be_called_anything(manager: CheckpointManager) -> None:
+    manager.save_checkpoint(CheckpointState(1, {"w": torch.ones(1)}, metrics={"tree": 3.0, "loss": 1.0}), S3)
+    found = manager.load_checkpoint()
+    assert found
+    assert found.metrics == {"tree": 3.0, "loss": 1.0}
+
+
 def test_another_programs_checkpoint_is_refused(manager: CheckpointManager, tmp_path: Path) -> None:
     from flextrain.checkpoint import Catalog, CheckpointSaver
     from flextrain.storage import open_store

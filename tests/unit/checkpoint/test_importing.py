@@ -64,7 +64,7 @@ def same(net: nn.Module, optimizer: torch.optim.Optimizer, other: tuple[nn.Modul
 
 def test_export_and_import_of_the_whole_state_is_a_round_trip(tmp_path: Path) -> None:
     net, optimizer = trained(1)
-    facts = {"step": 7, "position": 84, "note": "näme"}
+    facts = {"position": 84, "note": "näme"}
     export_dcp(save_now(tmp_path / "run", net, optimizer, 7, facts), tmp_path / "dcp")
     made = import_checkpoint(tmp_path / "dcp", str(tmp_path / "new"))
     assert made.url == str(tmp_path / "new" / "step-00000007")

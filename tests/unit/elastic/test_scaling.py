@@ -97,5 +97,5 @@ def test_nonsense_is_refused() -> None:
     manager = GradientAccumulationManager(GradAccumulationConfig(8, 2, 1))
     with pytest.raises(ConfigError, match="the new world size is 0"):
         manager.on_topology_change(0)
-    with pytest.raises(ValueError, match="cubic"):
+    with pytest.raises(ConfigError, match="cubic'; expected one of linear, sqrt, none"):
         ScalingConfig(1.0, 8, 4, "cubic")  # type: ignore[arg-type]
