@@ -2,7 +2,7 @@
 
 From disk: a fresh process, imports done, builds model and optimizer as a trainer does and loads the newest checkpoint.
 Its pages are dropped from the page cache first, and are read past it. From host memory: the trainer lives on, and its
-state is copied back from the snapshot.
+saver finds the snapshot that it still holds.
 """
 
 import json
@@ -18,9 +18,8 @@ from checkpoint_subject import Subject, shape_of
 from common import Claim, Spread, benchmark_parser, interleave, print_table, report
 from raw_io import drop_cache
 
-from flextrain.checkpoint.arena import Arena
-from flextrain.checkpoint.shards import allocate_optimizer_state, boxes_to_write
-from flextrain.checkpoint.snapshot import Snapshots, layout_of
+from flextrain.checkpoint import CheckpointSaver
+from flextrain.checkpoint.shards import allocate_optimizer_state
 
 Seconds = dict[str, float]
 BUILD, ALLOCATE, LOAD, READY = "build the model", "allocate the moments", "load and verify", "ready, from disk"
@@ -49,9 +48,9 @@ def resume_afresh(root: Path, state_mb: float | None) -> Seconds:
     return seconds
 
 
-def restore(snapshots: Snapshots) -> Seconds:
+def restore(saver: CheckpointSaver) -> Seconds:
     began_s = time.perf_counter()
-    snapshots.restore(0)
+    saver.resume()
     return {RESTORE: time.perf_counter() - began_s}
 
 
@@ -60,10 +59,7 @@ def measure(folder: Path, state_mb: float | None, repetitions: int) -> list[Clai
     saver = subject.saver(folder)
     saver.save(1, {})
     saver.close()
-    boxes = boxes_to_write(subject.tensors)
-    snapshots = Snapshots(Arena.create(layout_of(boxes), slots=1), boxes)
-    snapshots.take(0)
-    bodies = {"disk": lambda: resume_afresh(folder, state_mb), "memory": lambda: restore(snapshots)}
+    bodies = {"disk": lambda: resume_afresh(folder, state_mb), "memory": lambda: restore(saver)}
     results = interleave(bodies, repetitions)
     spreads = {name: Spread.of([run[name] for run in runs]) for runs in results.values() for name in runs[0]}
     rows = [

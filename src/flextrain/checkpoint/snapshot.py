@@ -72,12 +72,6 @@ class Snapshots:
         for lane in self._lanes.values():
             lane.hold()
 
-    def restore(self, slot: int) -> None:
-        """Copy a slot back into the state it was taken from."""
-        self.wait()
-        for indexes in self._by_device.values():
-            torch._foreach_copy_([self._sources[i] for i in indexes], [self._views[slot][i] for i in indexes])
-
 
 def by_device(tensors: list[Tensor]) -> dict[torch.device, list[int]]:
     """Indexes of the tensors on each device, in their order."""
