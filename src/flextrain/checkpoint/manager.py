@@ -51,6 +51,15 @@ class CheckpointState:
             )
         return cls(**state)
 
+    def checked_metrics(self) -> dict[str, float]:
+        """Raises CheckpointError for one that is no number of Python's."""
+        for name, value in self.metrics.items():
+            if not isinstance(value, int | float):
+                raise CheckpointError(
+                    f"metrics.{name} is a {type(value).__name__}", number=49, remedy="give a number: a tensor's .item()"
+                )
+        return self.metrics
+
     def parts(self) -> dict[str, Any]:
         return {"model": self.model, "optim": self.optimizer, "extra": self.extra}
 
@@ -92,7 +101,7 @@ class CheckpointManager:
         if tier:
             flat = Flattener()
             tree = {name: flat.take(part, name) for name, part in state.parts().items()}
-            self._saver_of(flat.state).snapshot(state.step, {**state.metrics, TREE: tree}, tier)
+            self._saver_of(flat.state).snapshot(state.step, {**state.checked_metrics(), TREE: tree}, tier)
         return tier
 
     def load_checkpoint(self, into: CheckpointState | Mapping[str, Any] | None = None) -> CheckpointState | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -23,7 +24,7 @@ class Flattener:
         """`value` as JSON, its tensors by names that begin with `name`. Raises CheckpointError for anything else."""
         if isinstance(value, SCALARS):
             return value
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta:
             return {"tensor": self._add(value, name)}
         if isinstance(value, Mapping) and all(isinstance(key, SCALARS) for key in value):
             return {"dict": [[key, self.take(item, f"{name}.{key}")] for key, item in value.items()]}
@@ -31,9 +32,9 @@ class Flattener:
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self.take(item, f"{name}.{i}") for i, item in enumerate(value)]}
         raise CheckpointError(
-            f"{name} is a {type(value).__name__}, which a checkpoint cannot hold",
+            f"{name} is a {_kind(value)}, which a checkpoint cannot hold",
             number=44,
-            remedy="save tensors, numbers, text, None, and dicts, lists and tuples of them",
+            remedy="save dense tensors, numbers, text, None, and dicts, lists and tuples of them",
         )
 
     def _add(self, tensor: Tensor, name: str) -> str:
@@ -43,6 +44,12 @@ class Flattener:
                 raise CheckpointError(f"two tensors would be called {name}", number=44, remedy="rename one of the keys")
             self.state[name] = tensor.detach()
         return first
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return "tensor without data (on the meta device)" if value.is_meta else f"tensor of layout {value.layout}"
 
 
 def unflatten(body: Any, state: State, where: str) -> Any:

@@ -157,6 +157,12 @@ def test_the_weights_load_into_any_model_of_that_kind(manager: CheckpointManager
 def test_what_cannot_be_saved_is_named(manager: CheckpointManager) -> None:
     with pytest.raises(CheckpointError, match=r"extra\.a\.1 is a set, which a checkpoint cannot hold"):
         manager.save_checkpoint(CheckpointState(1, extra={"a": [1, {2}]}), S3)
+    with pytest.raises(CheckpointError, match=r"model is a tensor of layout torch\.sparse_coo"):
+        manager.save_checkpoint(CheckpointState(1, torch.eye(2).to_sparse()), S3)
+    with pytest.raises(CheckpointError, match="model is a tensor without data"):
+        manager.save_checkpoint(CheckpointState(1, torch.ones(2, device="meta")), S3)
+    with pytest.raises(CheckpointError, match=r"metrics\.loss is a Tensor"):
+        manager.save_checkpoint(CheckpointState(1, {}, metrics={"loss": torch.ones(())}), S3)  # type: ignore[dict-item]
     twice = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
     with pytest.raises(CheckpointError, match=r"two tensors would be called model\.a\.b"):
         manager.save_checkpoint(CheckpointState(1, twice), S3)
