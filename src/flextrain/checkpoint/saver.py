@@ -115,7 +115,8 @@ class Saver:
         if tier is CheckpointTier.NVME and not self.route.nvme:
             raise CheckpointError("there is no disk to save to", number=43, remedy="set checkpoint.nvme_path")
         self.prepare()
-        done = self._settle() + self._until_all(lambda: self._free_slot() is not None)
+        self._settle()
+        done = self._until_all(lambda: self._free_slot() is not None)
         slot = self._free_slot()
         assert slot is not None
         self._count += 1
@@ -139,13 +140,14 @@ class Saver:
         if not self.held:
             self._snapshots.wait()
         self._unsent = request, tier
-        return done + self.poll()
+        self._send()
+        return done
 
-    def _settle(self) -> list[Saved]:
+    def _settle(self) -> None:
         """Let the copy before this one be complete, and on its way."""
         if self._unsent and self._snapshots:
             self._snapshots.wait()
-        return self.poll()
+        self._send()
 
     def _free_slot(self) -> int | None:
         """A slot that nobody reads: the one with the older snapshot, so that the newest whole one is never lost."""
@@ -177,7 +179,8 @@ class Saver:
 
     def wait(self) -> list[Saved]:
         """Every save under way, where it was to go. Raises the error of one that failed."""
-        return self._settle() + self._until_all(lambda: not (self._writer and self._writer.pending))
+        self._settle()
+        return self._until_all(lambda: not (self._writer and self._writer.pending))
 
     def _until_all(self, ready: Callable[[], bool]) -> list[Saved]:
         """Poll until every rank is ready. They ask each other meanwhile: what ails one of them, or that it is gone,
